@@ -284,6 +284,7 @@ typedef struct Ops {
     size_t chunk, logits_chunk; // default tokens of a chunk
     size_t row_multiple;        // elements: rows of logits are padded to a multiple of this
     size_t quantised_rows;      // most rows for which linear_forward_quantised beats decoding the weights first
+    int graphs;                 // 1: graph_begin repeats the launches of a part
 #define OP(type, op, parameters, ...) type(*op) parameters;
 #include "op_list.h" // each op with its contract
 } Ops;

@@ -290,7 +290,7 @@ static Ops ops_dry(DType stored, const Arena *arena, double ridge, int gpu) {
 #include "op_list.h"
     if (gpu) {
         ops.attention_scratch = dry_gpu_attention_scratch;
-        ops.chunk = CUDA_CHUNK, ops.logits_chunk = CUDA_LOGITS_CHUNK;
+        ops.chunk = CUDA_CHUNK, ops.logits_chunk = CUDA_LOGITS_CHUNK, ops.graphs = 1;
     }
     return dry_ops = ops;
 }

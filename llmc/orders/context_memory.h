@@ -392,7 +392,7 @@ static void context_forward(ContextMemory *m, Cache *cache, StreamBP *s, const i
     }
     layers_end(&s->memory);
     m->held += n;
-    cache->last.row = n - 1, cache->last.n = 1;
+    cache->last.row = n - 1, cache->last.n = cache->texts = 1;
 }
 
 // Appends tokens (host; NULL in the dry run) to the text. Once blocks leave, feeds the last token alone, so that it

@@ -6,7 +6,11 @@ chunk. The cache is on the arena between two training passes, never during a pas
 A cache is a sequence of `slots` documents of `capacity` tokens each; slot b is tokens [b * capacity, (b + 1) *
 capacity). A pass appends runs of tokens to any slots, as documents packed into a sequence: a prompt to one slot, many
 prompts to many slots, a token to each slot. With several slots a pass computes K, V in rows of its own and scatters
-them to the slots. In a single slot, layers with a window keep only the window; several slots keep all keys.
+them to the slots. In a single slot, layers with a window keep only the window; several slots keep all keys. A single
+slot whose windows never slide is laid out like several, if the op set records launches: then no launch of a step moves.
+
+A step of n texts is recorded once for each n. So that few n occur, steps are padded with texts of one token, which
+nobody reads (cache_padded). Each has a document after the slots.
 
 A layer of linear attention has one state for each slot: the state after the slot's last token. One more state, after
 the slots' states, saves the state of a common prefix, so that several slots can begin with the same tokens.
@@ -37,6 +41,9 @@ typedef struct {
 typedef struct {
     size_t slots, capacity; // number of documents, most tokens of each
     size_t rows;            // most tokens of a pass
+    size_t padding;         // documents of one token after the slots, for padded steps
+    size_t texts;           // texts of the last pass; further spans are padding
+    int scattered;          // 1: a pass has rows of its own for K, V
     int turns;              // ZeRO 3: ranks gather weights together but generate different texts (cache_turn)
     size_t mark;            // the arena's mark before cache_begin
     Chunk last;             // tokens fed last: cache_draw draws their successors
@@ -64,12 +71,11 @@ static size_t cache_rows(const Cache *cache, size_t chunk) {
 // Allocates host memory, which outlives the cache on the arena.
 static void cache_allocate(Cache *cache, size_t slots, size_t capacity) {
     memset(cache, 0, sizeof(*cache));
-    if (!slots || !capacity || capacity > ((size_t)INT32_MAX - CACHE_PASS) / slots)
+    if (!slots || !capacity || capacity > ((size_t)INT32_MAX - CACHE_PASS) / slots - 1)
         die("a key/value cache of %zu texts of %zu tokens is too large to index; take fewer or shorter texts", slots,
             capacity);
-    cache->slots = slots, cache->capacity = capacity;
+    cache->slots = slots, cache->capacity = capacity, cache->documents.N = slots * capacity;
     const size_t rows = cache_rows(cache, SIZE_MAX);
-    cache->documents.N = slots * capacity;
     cache->used = (size_t *)checked_calloc(slots, sizeof(size_t), "the lengths of texts");
     cache->pass_token = (int32_t *)checked_calloc(rows, sizeof(int32_t), "tokens of texts");
     cache->pass_position = (int32_t *)checked_calloc(rows, sizeof(int32_t), "positions of texts");
@@ -91,18 +97,38 @@ static void cache_free(Cache *cache) {
     memset(cache, 0, sizeof(*cache));
 }
 
+// Returns the texts of a padded step: the next of 1, 2, 4, 8, 16, 24, 32, 48, 64, 96, ..., at most all slots.
+static size_t cache_padded(const Cache *cache, size_t n) {
+    size_t padded = 1;
+    while (padded < n) padded = padded >= 16 && padded / 2 * 3 >= n ? padded / 2 * 3 : 2 * padded;
+    return min_size(padded, cache->slots);
+}
+
+// Chooses the cache's layout. States of linear attention have no padding.
+static void cache_lay_out(Cache *cache, const StreamBP *s) {
+    const size_t window = window_of_model(&s->model->config);
+    const int slides = window && window - 1 + cache->rows < cache->capacity;
+    cache->padding = 0;
+    for (size_t n = 1; n < cache->slots && s->ops->graphs && !layers_with_state(&s->model->config); n++)
+        cache->padding = max_size(cache->padding, cache_padded(cache, n) - n);
+    cache->scattered = cache->slots > 1 || (s->ops->graphs && !slides);
+    cache->documents.N = cache->slots * cache->capacity + cache->padding;
+}
+
 static void cache_begin(Cache *cache, StreamBP *s) {
-    const size_t linear = layers_with_state(&s->model->config), tokens = cache->documents.N;
-    const int several = cache->slots > 1;
+    const size_t linear = layers_with_state(&s->model->config);
     cache->mark = arena_mark(s->arena);
     cache->rows = cache_rows(cache, s->setup->chunk);
+    cache_lay_out(cache, s);
+    const size_t tokens = cache->documents.N, slots = cache->slots;
+    const int scattered = cache->scattered;
     memset(cache->used, 0, cache->slots * sizeof(size_t));
     s->now.pass = PASS_FORWARD_ONLY;
     sequence_set(s, &cache->documents);
     sequence_split(s, 1); // every rank generates for itself
-    push_all_key_values(s, tokens, several ? tokens : cache->rows, several ? cache->rows : 0);
-    s->kv.slots.count = cache->slots, s->kv.slots.tokens = cache->capacity;
-    if (linear) push_states(s, linear, several ? cache->slots + 1 : 1, several ? cache->capacity : 0);
+    push_all_key_values(s, tokens, scattered ? tokens : cache->rows, scattered ? cache->rows : 0);
+    s->kv.slots.count = slots, s->kv.slots.tokens = cache->capacity;
+    if (linear) push_states(s, linear, slots > 1 ? slots + 1 : 1, scattered ? cache->capacity : 0);
     s->now.rows = cache->rows;
     push_inputs(s);
     if (expert_layers(s))
@@ -111,10 +137,11 @@ static void cache_begin(Cache *cache, StreamBP *s) {
                                    expert_layers(s) * cache->rows * shapes_of(s->model).router.k, sizeof(uint16_t));
     s->now.tokens = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "tokens", cache->rows, sizeof(int32_t));
     s->now.position = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "positions", cache->rows, sizeof(int32_t));
-    cache->row =
-        (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "rows of a pass", several ? cache->rows : 0, sizeof(int32_t));
+    cache->row = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "rows of a pass", scattered ? cache->rows : 0,
+                                       sizeof(int32_t));
     cache->token = (int32_t *)arena_push(s->arena, SHARE_WORKSPACE, "drawn tokens", cache->slots, sizeof(int32_t));
     cache->uniform = (double *)arena_push(s->arena, SHARE_WORKSPACE, "uniform numbers", cache->slots, sizeof(double));
+    s->ops->zero(cache->uniform, slots * sizeof(double)); // padding draws with 0
     cache->copied = (Span *)arena_push(s->arena, SHARE_WORKSPACE, "spans of a step", cache->slots, sizeof(Span));
 }
 
@@ -154,12 +181,12 @@ static void cache_turn(const Cache *cache, StreamBP *s, Turn wanted) {
 
 // ---- graphs: op set "cuda" repeats the launches of a step as a whole ------------------------------------------------
 // Makes the graph's key for a part of a pass of n tokens, each of another slot, or for their draws (of: the draws'
-// settings, else NULL). Returns NULL if launches differ from pass to pass: with one slot its rows move, weights may be
-// loaded or gathered, or a step of the optimizer is deferred.
+// settings, else NULL). Returns NULL if launches differ from pass to pass: rows of K, V move, weights may be loaded or
+// gathered, or a step of the optimizer is deferred.
 static const GraphKey *graph_key(const Cache *cache, const StreamBP *s, GraphKey *key, size_t n, size_t part,
                                  const SamplingSettings *of) {
     const Residency *r = &s->memory;
-    if (cache->slots == 1 || weights_are_staged(r) || r->hook.context) return NULL;
+    if (!cache->scattered || weights_are_staged(r) || r->hook.context) return NULL;
     memset(key, 0, sizeof(*key));
     key->span = s->now.span, key->copied = cache->copied, key->n = n, key->part = part;
     if (of) key->of = *of;
@@ -171,8 +198,7 @@ static int graph_begin(const StreamBP *s, const GraphKey *key) { return key ? s-
 static int graph_end(const StreamBP *s, const GraphKey *key) { return key ? s->ops->graph_end() : 0; }
 
 // ---- passes ---------------------------------------------------------------------------------------------------------
-// Runs the tokens of chunk c through every layer. Afterwards `inputs` holds their x_L. With several slots, scatters K
-// and V to cache->row.
+// Runs the tokens of chunk c through every layer. Afterwards `inputs` holds their x_L. Scatters K and V to cache->row.
 static void cache_forward(const Cache *cache, StreamBP *s, Chunk c) {
     Stored *kv[2] = {s->kv.k, s->kv.v};
     GroupWeights w = weights_acquire(&s->memory, GROUP_EMBEDDING);
@@ -184,7 +210,7 @@ static void cache_forward(const Cache *cache, StreamBP *s, Chunk c) {
         weights_prefetch(&s->memory, v.l);
         Activations a = forward_activations(&v);
         mixer_keys(&v, &a);
-        for (size_t j = 0; j < 2 && cache->slots > 1 && keys_of_layer(s, v.l); j++)
+        for (size_t j = 0; j < 2 && cache->scattered && keys_of_layer(s, v.l); j++)
             s->ops->scatter_rows(layer_keys(s, kv[j], v.l), key_value_at(s, kv[j], v.l, c.token), cache->row, c.n,
                                  v.layer->shape.KV);
         rest_forward(&v, &a);
@@ -197,11 +223,11 @@ static void cache_forward(const Cache *cache, StreamBP *s, Chunk c) {
 static void cache_take_routes(const Cache *cache, const StreamBP *s, size_t n) {
     const size_t layers = expert_layers(s), k = shapes_of(s->model).router.k;
     int wanted = 0;
-    for (size_t i = 0; cache->route && i < cache->spans.count; i++)
+    for (size_t i = 0; cache->route && i < cache->texts; i++)
         wanted |= cache->route[cache->span[i].document / cache->capacity] != NULL;
     if (!wanted) return;
     s->ops->copy_out(cache->fed, s->routes.fed, layers * n * k * sizeof(uint16_t));
-    for (size_t i = 0; i < cache->spans.count; i++) {
+    for (size_t i = 0; i < cache->texts; i++) {
         const Span *span = &cache->span[i];
         uint16_t *route = cache->route[span->document / cache->capacity];
         for (size_t t = span->begin; route && t < span->end; t++)
@@ -224,15 +250,28 @@ static void cache_add(Cache *cache, size_t slot, const int32_t *tokens, size_t n
     cache->used[slot] += n;
 }
 
+// Adds padding to the n texts of a step. Returns the step's tokens.
+static size_t cache_pad(Cache *cache, size_t n) {
+    const size_t padded = cache->padding ? cache_padded(cache, n) : n, slots = cache->slots * cache->capacity;
+    for (size_t row = n; row < padded; row++) {
+        const size_t document = slots + row - n;
+        const Span span = {document, document, document + 1, row};
+        cache->span[cache->spans.count++] = span;
+        cache->pass_token[row] = cache->pass_position[row] = 0;
+        cache->pass_row[row] = (int32_t)document;
+    }
+    return padded;
+}
+
 // Runs the model on the n tokens that were added last.
 static void cache_pass(Cache *cache, StreamBP *s, size_t n) {
-    const Chunk c = {0, n, cache->slots > 1 ? cache->documents.N : cache->span[0].begin, 0, 1, &cache->spans};
+    const Chunk c = {0, n, cache->scattered ? cache->documents.N : cache->span[0].begin, 0, 1, &cache->spans};
     GraphKey room;
     const GraphKey *key = cache->spans.count == n ? graph_key(cache, s, &room, n, 0, NULL) : NULL;
     cache_turn(cache, s, TURN_FORWARD);
     s->ops->copy_in(s->now.tokens, cache->pass_token, n * sizeof(int32_t));
     s->ops->copy_in(s->now.position, cache->pass_position, n * sizeof(int32_t));
-    if (cache->slots > 1) s->ops->copy_in(cache->row, cache->pass_row, n * sizeof(int32_t));
+    if (cache->scattered) s->ops->copy_in(cache->row, cache->pass_row, n * sizeof(int32_t));
     if (key) s->ops->copy_in(cache->copied, cache->span, n * sizeof(Span));
     for (int calls = graph_begin(s, key); calls; calls = graph_end(s, key)) cache_forward(cache, s, c);
     cache_take_routes(cache, s, n);
@@ -251,8 +290,9 @@ static void cache_append(Cache *cache, StreamBP *s, const Append *append, size_t
             if (done == a->n) i++, done = 0;
         }
         if (!n) continue;
+        cache->texts = cache->spans.count;
         cache_pass(cache, s, n);
-        cache->last.row = n - 1, cache->last.n = 1;
+        cache->last.row = n - 1, cache->last.n = cache->texts = 1;
     }
 }
 
@@ -265,7 +305,8 @@ static void cache_feed(Cache *cache, StreamBP *s, size_t slot, const int32_t *to
 static void cache_step(Cache *cache, StreamBP *s, const size_t *slot, const int32_t *tokens, size_t n) {
     cache->spans.count = 0;
     for (size_t i = 0; i < n; i++) cache_add(cache, slot[i], tokens ? &tokens[i] : NULL, 1, i);
-    cache_pass(cache, s, n);
+    cache->texts = n;
+    cache_pass(cache, s, cache_pad(cache, n));
 }
 
 // Tells whether slots keep K, V of all their tokens (no window slides) and a state can be saved.
@@ -339,8 +380,8 @@ static void cache_draw(Cache *cache, StreamBP *s, const SamplingSettings *settin
     Visit v = {0};
     v.s = s, v.w = weights_acquire_for(&s->memory, GROUP_HEAD, cache->last.n), v.c = cache->last;
     Chunk *c = &v.c;
-    s->ops->copy_in(cache->uniform, uniform, c->n * sizeof(double));
-    for (size_t done = 0; done < cache->last.n; done += c->n) {
+    s->ops->copy_in(cache->uniform, uniform, cache->texts * sizeof(double));
+    for (size_t done = 0; done < cache->texts; done += c->n) {
         size_t mark = arena_mark(s->arena);
         c->row = cache->last.row + done, c->n = min_size(s->setup->logits_chunk, cache->last.n - done);
         const GraphKey *key = graph_key(cache, s, &room, cache->last.n, 1 + c->row, &scaled);
@@ -350,8 +391,9 @@ static void cache_draw(Cache *cache, StreamBP *s, const SamplingSettings *settin
             s->ops->draw(cache->token, logits, cache->uniform + done, c->n, d.V, d.logits_stride, &scaled, scratch);
             arena_pop(s->arena, mark);
         }
-        s->ops->copy_out(token ? token + done : NULL, cache->token, c->n * sizeof(int32_t));
-        for (size_t i = 0; token && i < c->n; i++)
+        const size_t drawn = min_size(c->n, cache->texts - done);
+        s->ops->copy_out(token ? token + done : NULL, cache->token, drawn * sizeof(int32_t));
+        for (size_t i = 0; token && i < drawn; i++)
             if (token[done + i] < 0)
                 cache_refuse(cache, s, stored_row(s, head_logits(&v).logits, i, d.logits_stride), done + i,
                              token[done + i]);

@@ -373,7 +373,7 @@ static void cache_logits(Cache *cache, StreamBP *s, void *logits) {
     Visit v = {0};
     v.s = s, v.w = weights_acquire(&s->memory, GROUP_HEAD), v.c = cache->last;
     v.c.n = 1;
-    for (size_t i = 0; i < cache->last.n; i++, v.c.row++, v.c.token++) {
+    for (size_t i = 0; i < cache->texts; i++, v.c.row++, v.c.token++) {
         size_t mark = arena_mark(s->arena);
         s->ops->copy_out((char *)logits + i * d.V * d.stored, head_logits(&v).logits, d.V * d.stored);
         arena_pop(s->arena, mark);

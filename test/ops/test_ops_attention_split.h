@@ -36,7 +36,7 @@ TEST(attention_split_keys_in_ranges) {
     case_window = 0, case_slots = no_slots;
 }
 
-// A text's bits do not depend on other texts of the call. STREAMBP_SPLIT_KEYS=0 gives the bits of a call without a cache.
+// A text has the same bits alone and with other texts.
 TEST(attention_split_keys_bits) {
     enum { TEXTS = 5, ROOM = 300, NH = 4, NKV = 2, HD = 64, Q = NH * HD };
     const size_t rows[TEXTS] = {1, 3, 1, 40, 1}, row = Q * dtype_size(ops->stored), one = NH * dtype_size(ops->summed);

@@ -97,7 +97,7 @@ constexpr char LIBRARIES[] = "CUDA " VERSION_TEXT(__CUDACC_VER_MAJOR__, __CUDACC
 
 static constexpr Ops ops_cuda_make(void) {
     Ops ops = {"cuda",     LIBRARIES,         FLOATX_DTYPE,     DTYPE_FP32,
-               CUDA_CHUNK, CUDA_LOGITS_CHUNK, GPU_ROW_MULTIPLE, QUANTISED_ROWS};
+               CUDA_CHUNK, CUDA_LOGITS_CHUNK, GPU_ROW_MULTIPLE, QUANTISED_ROWS, 1};
 #define OP(type, op, ...) ops.op = cuda_##op;
 #include "llmc/ops/op_list.h"
 #ifdef HAVE_CUDNN
