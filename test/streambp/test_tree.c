@@ -256,7 +256,9 @@ static void forest_agrees(TinyCase *c, const char *text, Method method, size_t k
     tiny_keep(&settings, keep);
     if (seed % 3 == 0) settings.inputs_every = 2;
     if (seed % 5 == 0) settings.place[PLACED_INPUTS] = PLACE_HOST;
-    if (!method_recomputes(method)) settings.inputs_every = 1, settings.place[PLACED_INPUTS] = PLACE_DEVICE;
+    if (!method_recomputes(method)) settings.inputs_every = 1;
+    if (!method_recomputes(method) || (method == METHOD_MST && strpbrk(c->model.config.layer_types, "BCFLp")))
+        settings.place[PLACED_INPUTS] = PLACE_DEVICE; // mst off-device: only if each layer has an MLP, or none has
     test_case("%.60s, method %s, keep %zu, chunks %zu, seed %zu: %zu tokens, %zu rows, %zu forks", text,
               method_names[method], keep, chunk, (size_t)seed, f.texts.N, f.texts.tree->rows.N, f.texts.tree->forks);
     const Outcome apart = outcome_of(c, tiny_settings(c, METHOD_FULL, 0, 0), &f.apart);
@@ -325,6 +327,20 @@ TEST(windows_and_states) {
     for (size_t i = 0; i < COUNT_OF(models); i++) {
         TinyCase c = tiny_case(models[i], 0);
         model_agrees(&c, models[i], 50 + i);
+        tiny_case_free(&c);
+    }
+}
+
+// Mixers of families that are in no table (test_methods.c): one branch a block, two mixers summed, a convolution alone.
+TEST(mixers_beyond_the_table) {
+    static const char *const layers[] = {"FpL", "fbB", "lb", "Bp", "cfC", "Clc"};
+    for (size_t i = 0; i < COUNT_OF(layers); i++) {
+        Config config =
+            config_from_text(TINY_HYBRID ",num_hidden_layers=3,linear_num_value_heads=2", "test", EXIT_USAGE);
+        config.num_hidden_layers = strlen(layers[i]);
+        snprintf(config.layer_types, sizeof(config.layer_types), "%s", layers[i]);
+        TinyCase c = tiny_case_of(config, 0);
+        model_agrees(&c, layers[i], 80 + i);
         tiny_case_free(&c);
     }
 }
