@@ -66,8 +66,11 @@ both rollout 20 45 $small --data "$WORK/prompts.bin" --objective grpo --rollout 
 check 'a line says so' grep -q '^prefixes  4 completions share their prompt, which is computed once, --share-prefixes$' "$WORK/said"
 
 # ---- families of documents: an epoch in one step --------------------------------------------------------------------------------
-make_documents "$WORK/agent.bin" 96 160,200,180,190,170,240,300,290 8 120 documents 4
-both families 30 60 $small --data "$WORK/agent.bin" --share-prefixes on --samples 8 --batch 4 --seq-len 320 --steps 3
+make_documents "$WORK/agent.bin" 96 160,200,180,190,170,235,230,225 8 120 documents 4
+both families 40 70 $small --data "$WORK/agent.bin" --share-prefixes on --samples 8 --batch 4 --seq-len 320 --steps 3
+sums() { sed -n "s/.*\"$2\": \([0-9]*\),.*/\1/p" "$1/log.jsonl" | awk '{ a += $1 } END { print a / NR }'; }
+succeeds plan --init $TINY --data "$WORK/agent.bin" --share-prefixes on --samples 8 --batch 4 --seq-len 320 --json
+check 'the plan knows what an epoch computes' [ "$(json rows) of $(json positions)" = "$(sums "$WORK/families" computed) of $(sums "$WORK/families" tokens)" ]
 families="$small --data $WORK/agent.bin --share-prefixes on --samples 2 --seq-len 320"
 in_two_parts family 4 '' $families
 check 'families resume to the bit' same_run "$WORK/family" "$WORK/family-parts" 4
