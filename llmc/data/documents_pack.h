@@ -120,17 +120,22 @@ static SequenceBound documents_bound(const DataLoader *d) {
 // Decides what documents share, and what packing counts.
 static void documents_choose(DataLoader *d) {
     const Prefixes wanted = d->settings.prefixes;
-    const int groups = !d->regular && d->sample && !d->common;
+    const int indexed = d->sample && !d->regular, groups = indexed && !d->common;
     size_t forks = 0;
-    for (size_t i = 0; i < d->samples; i++) {
-        const Sample *s = d->regular ? d->sample : d->sample ? &d->sample[i] : NULL;
-        d->positions += s ? s->positions : d->segment[i].positions;
-        d->rows += s && !d->regular ? s->rows : s ? s->positions : d->segment[i].positions;
-        forks += s ? s->forks : 0;
-    }
-    if (groups && forks) d->shares = PREFIXES_OF_PROMPTS;
-    if (!groups && !d->regular && d->segments > 1) d->shares = wanted == PREFIXES_OF_ALL ? wanted : PREFIXES_NONE;
-    d->packs_rows = d->common || (d->shares == PREFIXES_OF_PROMPTS && (d->settings.step || wanted == PREFIXES_OF_ALL));
+    for (size_t i = 0; i < d->samples && indexed; i++)
+        d->positions += d->sample[i].positions, d->rows += d->sample[i].rows, forks += d->sample[i].forks;
+    for (size_t i = 0; i < d->segments && !d->sample; i++) d->positions += d->segment[i].positions;
+    if (d->regular) d->positions = d->samples * d->sample->positions;
+    if (!indexed) d->rows = d->positions;
+    if (d->regular && wanted == PREFIXES_OF_ALL)
+        note("--share-prefixes on: %s is one of llm.c's shards, whose documents begin anywhere in a text: each is "
+             "computed alone",
+             d->shard[0].header.path);
+    if (groups)
+        d->shares = forks ? PREFIXES_OF_PROMPTS : PREFIXES_NONE;
+    else if (!d->regular && wanted == PREFIXES_OF_ALL)
+        d->shares = wanted;
+    d->packs_rows = d->common || (groups && d->shares && (d->settings.step || wanted == PREFIXES_OF_ALL));
 }
 
 // Returns the most positions, or rows, of a sequence.
@@ -166,10 +171,9 @@ static void documents_pack(DataLoader *d) {
     d->bound = documents_bound(d);
     if (d->bound.documents < 2) d->shares = PREFIXES_NONE, d->bound.rows = d->bound.forks = 0;
     if (d->families_cut)
-        note(
-            "%s%s: a sequence takes %zu tokens, so families of documents that begin alike are cut at %zu places; raise "
-            "--batch or --seq-len to compute fewer tokens",
-            d->shard[0].header.path, others(d), capacity, d->families_cut);
+        note("%s%s: a sequence takes %zu tokens, so families of documents are cut at %zu places; raise --batch or "
+             "--seq-len to compute fewer tokens",
+             d->shard[0].header.path, others(d), capacity, d->families_cut);
     if (d->bound.N > INT32_MAX)
         die_usage("--share-prefixes: up to %zu tokens of a sequence share prefixes, at most %d can be indexed; lower "
                   "--batch",

@@ -451,8 +451,9 @@ static void report_run(const Run *run, const DataLoader *data, SequenceBound bou
     if (o->overlap)
         fputs("overlap  completions are written before the updates of the previous step: off-policy by one step\n",
               out);
-    fprintf(out, "plan     a sequence of %zu positions, chunk %zu, logits chunk %zu, %s per pass; at the peak:\n",
-            bound.N, run->plan.chunk, run->plan.logits_chunk, human_flops(run->plan.counts.flops));
+    fprintf(out, "plan     a sequence of %zu %s, chunk %zu, logits chunk %zu, %s per pass; at the peak:\n",
+            bound_rows(bound), bound.rows ? "rows" : "positions", run->plan.chunk, run->plan.logits_chunk,
+            human_flops(run->plan.counts.flops));
     report_regions(out, run->plan.arena);
     report_places(out, run);
 }

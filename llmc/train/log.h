@@ -221,8 +221,9 @@ static void step_line(RunLog *log) {
     metrics_add(&line, &r->metrics, &log->seen, log->verbose);
     line_add(&line, "  norm %s", human_fixed(r->grad_norm, 6) + 1);
     line_add(&line, "  lr %.2e", r->learning_rate);
-    if (!log->by_rewards || log->verbose) line_add(&line, "  %7.0f tok/s", r->tokens * per_second);
-    if (log->shares) line_add(&line, "  %3.0f %% computed", r->tokens > 0 ? 100 * r->computed / r->tokens : 0);
+    const int rates = !log->by_rewards || log->verbose;
+    if (rates) line_add(&line, "  %7.0f tok/s", r->tokens * per_second);
+    if (rates && log->shares) line_add(&line, "  %3.0f %% computed", r->tokens > 0 ? 100 * r->computed / r->tokens : 0);
     if (log->verbose) {
         line_add(&line, "  %s TFLOP/s", human_fixed(1e-12 * r->flops * per_second, 6) + 1);
         if (r->peak_flops > 0) line_add(&line, " %3.0f %% of peak", 100 * r->flops * per_second / r->peak_flops);

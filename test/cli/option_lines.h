@@ -144,12 +144,13 @@ static Verb verb_of(const OptionRow *row) {
 // Returns a line with the options that the verb needs, without those that exclude the tested one.
 static CommandLine least_line(Verb verb, const char *tested) {
     const int group = !strcmp(tested, "group-size"), rollout = is_of_rollout(tested), train = verb == VERB_TRAIN;
+    const int shared = !strcmp(tested, "shared-tokens");
     const struct {
         const char *option, *value;
         int excluded;
     } needed[] = {{"model", "m", !strcmp(tested, "init")},
-                  {"data", "d.bin", group && !train},
-                  {"val-data", "v.bin", group || rollout || !strcmp(tested, "any-reference")},
+                  {"data", "d.bin", (group && !train) || shared},
+                  {"val-data", "v.bin", group || shared || rollout || !strcmp(tested, "any-reference")},
                   {"out", "o", 0},
                   {"disk", "d", 0},
                   {"prompt", "p", !strncmp(tested, "prompt", 6) || (!strcmp(tested, "slots") && verb == VERB_SAMPLE)}};

@@ -319,7 +319,7 @@ TEST(values_are_refused) {
         "",    "x",     "-1",   "1x",  "0x10", "1e3x", " 1",    "+1",
         "nan", "inf",   "-inf", "1,5", "--",   "1 2",  "1_000", "99999999999999999999999",
         "\n",  "1e999", "."};
-    static const char *const choices[] = {"x", "Stream", "fp", "fp32|bf16", "|", "stream "};
+    static const char *const choices[] = {"x", "Streams", "fp", "fp32|bf16", "|", "stream "};
     const size_t step = all_cases() ? 1 : 4;
     for (size_t r = 0; r < OPTION_ROWS; r++) {
         const OptionRow *row = &option_rows[r];

@@ -7,8 +7,8 @@
 // ---- random tries ---------------------------------------------------------------------------------------------------
 enum { TRIE_TEXTS = 12, TRIE_LENGTH = 60 };
 
-// Fills a batch with 1 to 12 texts, of one token to some. Most begin as another one does; some equal another, or are its
-// prefix. Some targets are not trained on.
+// Fills a batch with 1 to 12 texts, of one position or more. Most begin as another one does; some equal another, or are
+// its prefix. Some targets are not trained on.
 static void draw_texts(Batch *b) {
     int32_t text[TRIE_TEXTS][TRIE_LENGTH];
     size_t length[TRIE_TEXTS], ids = 2 + test_random_below(4);
