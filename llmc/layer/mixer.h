@@ -87,6 +87,7 @@ static void pop_layer_memory(const Visit *v, size_t mark) {
 // Begins a walk over the layers: step 1 goes first to last, -1 last to first. Returns the arena's mark before the walk.
 static size_t walk_begin(StreamBP *s, int step) {
     const size_t mark = arena_mark(s->arena);
+    walk_count(&s->memory.walk, s->ops, 1);
     kept_begin(s);
     layers_begin(&s->memory, step);
     return mark;

@@ -605,6 +605,7 @@ static void layers_end(Residency *r) {
     const size_t buffers = r->walk.step < 0 && !r->holds ? r->buffers : 0;
     for (size_t i = 0; i < buffers; i++) finish_layer(r, &r->summed[i]);
     for (size_t i = 0; i < buffers; i++) page_finish(r->ops, &r->summed[i].stored.page);
+    walk_count(&r->walk, r->ops, 1);
     arena_pop(r->arena, r->layers_mark);
 }
 
