@@ -91,16 +91,16 @@ static Summed *push_attention_scratch(const Visit *v) {
                        v->s->ops->attention_scratch(v->c.n, d->NH, d->NKV, d->HD));
 }
 
-// Runs the attention op in a tree with forks: a call over the chains' own keys, then a call for each range of ancestors'
-// keys. Sums are rounded once, after the last call.
-static void tree_attention_forward(const Visit *v, const Activations *a, AttentionShape shape, Summed *scratch) {
+// Runs the attention op in a tree with forks: a call over the chains' own keys, then `calls` calls over ancestors' keys
+// (tree_calls). Sums are rounded once, after the last call.
+static void tree_attention_forward(const Visit *v, const Activations *a, AttentionShape shape, size_t calls,
+                                   Summed *scratch) {
     const StreamBP *s = v->s;
     const size_t mark = arena_mark(s->arena), Q = v->layer->shape.Q, NH = v->layer->shape.NH;
     const Stored *k = layer_keys(s, s->kv.k, v->l), *values = layer_keys(s, s->kv.v, v->l);
     Summed *sums = push_summed(s, SHARE_WORKSPACE, "sums of attention output", v->c.n * Q);
     shape.partial = 1;
     s->ops->attention_forward(sums, a->lse, a->q, k, values, &shape, scratch);
-    const size_t calls = tree_calls(s, v->c, v->layer->window);
     for (size_t i = 0; i < calls; i++) {
         const size_t row = s->now.call[i].row;
         attention_shape_call(&shape, &s->now.call[i]);
@@ -113,7 +113,7 @@ static void tree_attention_forward(const Visit *v, const Activations *a, Attenti
 
 // Runs its backward: dq[n,NH*HD]; dK, dV +=
 static void tree_attention_backward(const Visit *v, const Activations *a, Stored *dq, Stored *dattention_out,
-                                    AttentionShape shape, Summed *scratch) {
+                                    AttentionShape shape, size_t calls, Summed *scratch) {
     const StreamBP *s = v->s;
     const size_t mark = arena_mark(s->arena), Q = v->layer->shape.Q, NH = v->layer->shape.NH;
     const Stored *k = layer_keys(s, s->kv.k, v->l), *values = layer_keys(s, s->kv.v, v->l);
@@ -121,7 +121,6 @@ static void tree_attention_backward(const Visit *v, const Activations *a, Stored
     shape.partial = 1;
     s->ops->attention_backward(sums, s->kv.dk, s->kv.dv, dattention_out, a->attention_out, a->q, k, values, a->lse,
                                &shape, scratch);
-    const size_t calls = tree_calls(s, v->c, v->layer->window);
     for (size_t i = 0; i < calls; i++) {
         const size_t row = s->now.call[i].row;
         attention_shape_call(&shape, &s->now.call[i]);
@@ -142,8 +141,9 @@ static void attention_forward(const Visit *v, const Activations *a) {
     queries_project(v, a);
     if (!is_found(v, a, a->attention_out)) {
         const AttentionShape shape = attention_shape(s, v->l, layer_spans(s, v->l, v->c));
-        if (has_forks(s))
-            tree_attention_forward(v, a, shape, scratch);
+        const size_t calls = tree_calls(s, v->c, v->layer->window);
+        if (merges_calls(s, calls))
+            tree_attention_forward(v, a, shape, calls, scratch);
         else
             s->ops->attention_forward(a->attention_out, a->lse, a->q, layer_keys(s, s->kv.k, v->l),
                                       layer_keys(s, s->kv.v, v->l), &shape, scratch);
@@ -191,8 +191,9 @@ static void attention_backward(const Visit *v, Activations *a, Stored *dx) {
     Summed *scratch = push_attention_scratch(v);
     output_backward(v, a, branch_sum_backward(v, 0, a, dx), dattention_out);
     const AttentionShape shape = attention_shape(s, v->l, layer_spans(s, v->l, v->c));
-    if (has_forks(s))
-        tree_attention_backward(v, a, dq, dattention_out, shape, scratch);
+    const size_t calls = tree_calls(s, v->c, v->layer->window);
+    if (merges_calls(s, calls))
+        tree_attention_backward(v, a, dq, dattention_out, shape, calls, scratch);
     else
         s->ops->attention_backward(dq, s->kv.dk, s->kv.dv, dattention_out, a->attention_out, a->q,
                                    layer_keys(s, s->kv.k, v->l), layer_keys(s, s->kv.v, v->l), a->lse, &shape, scratch);

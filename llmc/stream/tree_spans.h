@@ -54,6 +54,10 @@ static size_t tree_calls(const StreamBP *s, Chunk c, size_t window) {
     return count;
 }
 
+// Tells whether a chunk with so many calls merges results. The dry run that visits one chunk for many counts the memory
+// for it.
+static int merges_calls(const StreamBP *s, size_t calls) { return calls || (has_forks(s) && visits_shapes(s)); }
+
 // Returns the most calls of a chunk of texts' rows.
 static size_t tree_most_calls(const Batch *texts) { return tree_most_pieces(texts->documents); }
 

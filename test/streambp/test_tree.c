@@ -231,8 +231,8 @@ static void expect_same(const TinyCase *c, const Forest *f, Outcome found, Outco
     free(found.result.gradient), free(apart.result.gradient);
 }
 
-// The dry run checks ranges of every call if it visits every chunk. It counts as many bytes and pairs as the dry run that
-// visits one chunk of each length.
+// The dry run checks ranges of every call if it visits every chunk. It counts as many pairs as the dry run that visits
+// one chunk of each length, which counts memory for merging calls in any chunk.
 static void expect_plans(const RunSettings *settings, const Batch *batch) {
     RunSettings every = *settings;
     every.backward = 1, every.ridge = 1;
@@ -241,7 +241,7 @@ static void expect_plans(const RunSettings *settings, const Batch *batch) {
     const Plan a = plan_make(&every, batch), b = plan_make(&some, batch);
     const double pairs = a.counts.attention_forward + a.counts.attention_backward;
     const double counted = b.counts.attention_forward + b.counts.attention_backward;
-    if (a.total_bytes != b.total_bytes || !(fabs(pairs - counted) <= 1e-12 * counted) ||
+    if (a.total_bytes > b.total_bytes || !(fabs(pairs - counted) <= 1e-12 * counted) ||
         !(fabs(a.counts.delta - b.counts.delta) <= 1e-12 * b.counts.delta))
         test_fail("plans of %zu and %zu bytes, %.17g and %.17g FLOPs of attention, %.17g and %.17g of states",
                   a.total_bytes, b.total_bytes, pairs, counted, a.counts.delta, b.counts.delta);
