@@ -398,7 +398,7 @@ TEST(attention_as_cudnn_has_plans) {
 
 // Returns the workspace of `run` planned within `limit`, as a new run or as one begun with `workspace`.
 static size_t planned_workspace(Run *run, size_t limit, int begun, size_t workspace) {
-    const Batch shape = batch_shape(regular_bound(1, run->options->seq_len));
+    Batch shape = batch_shape(regular_bound(1, run->options->seq_len));
     run->settings = settings_from_options(run->options, &run->model, NULL);
     run->has_begun = begun, run->workspace = workspace;
     run_plan(run, &shape, limit);
@@ -459,7 +459,7 @@ TEST(keeps_what_fits) {
     Run run;
     Options o = options_parse(COUNT_OF(argv), argv);
     run_open(&run, &o, NULL);
-    const Batch shape = batch_shape(regular_bound(1, o.seq_len));
+    Batch shape = batch_shape(regular_bound(1, o.seq_len));
     const Machine *m = &machines[MACHINE_H100];
     double before = INFINITY;
     size_t layers = 0, levels = 0;
@@ -500,7 +500,7 @@ static size_t logits_chunk_chosen(const char *option, size_t limit) {
     Run run;
     Options o = options_parse(COUNT_OF(argv), argv);
     run_open(&run, &o, NULL);
-    const Batch shape = batch_shape(regular_bound(1, o.seq_len));
+    Batch shape = batch_shape(regular_bound(1, o.seq_len));
     run_plan(&run, &shape, limit);
     const size_t chosen = run.plan.logits_chunk;
     test_case("%s, %zu bytes: chunk %zu of logits, %zu bytes", option, limit, chosen, run.plan.total_bytes);
