@@ -68,7 +68,8 @@ TEST(attention_calls_cover_every_pair_once) {
         const size_t document = test_random_below(50), before = test_random_below(i % 2 ? 900 : 60);
         const size_t queries = 1 + test_random_below(300), begin = document + before, end = begin + queries;
         const Span span = {document, begin, end, test_random_below(40)};
-        AttentionShape shape = {{&span, 1, cut.window, 0}, 8, 4, 16, 1.0, all_keys, i % 4 == 1 && !cut.window, 0, {0, 0}};
+        AttentionShape shape = {{&span, 1, cut.window, 0}, 8, 4,     16, 1.0, all_keys,
+                                i % 4 == 1 && !cut.window, 0, {0, 0}};
         if (shape.partial) shape.keys.begin = test_random_below(end);
         if (shape.partial) shape.keys.end = shape.keys.begin + test_random_below(end);
         test_case("queries %zu to %zu of document %zu, window %zu, keys %zu to %zu", begin, end, document, cut.window,
@@ -243,7 +244,8 @@ static void take_calls(Taken *t, const Batch *batch, size_t ranks, size_t window
         for (size_t half = 0; half < 2; half++) s.now.own[half] = sequence_part(s.now.N, ranks, rank, half);
         s.now.rows = s.now.own[0].count + s.now.own[1].count;
         for (size_t i = 0; i < chunk_count(&s); i++) {
-            AttentionShape shape = {make_spans(&s, chunk_at(&s, i), window, 0), 32, 8, 128, 1.0, all_keys, ring, 0, {0, 0}};
+            AttentionShape shape = {
+                make_spans(&s, chunk_at(&s, i), window, 0), 32, 8, 128, 1.0, all_keys, ring, 0, {0, 0}};
             if (!ring) take_chunk(t, shape, choice);
             for (size_t part = 0; ring && part < 2 * ranks; part++) {
                 const Range keys = sequence_part(s.now.N, ranks, part / 2, part % 2);
