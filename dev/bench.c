@@ -240,7 +240,7 @@ static void bench_pass(size_t T, size_t V, size_t repeats) {
     }
 }
 
-// Token t of text i is a number that decode.py makes, too; GROUP texts have the same prompt. TEXTS is 2 at least.
+// Token t of text i is a number that decode.py makes, too; GROUP texts have the same prompt.
 // TEMPERATURE 0, unless given: greedy.
 static void bench_decode(const char *folder, size_t texts, size_t prompt, size_t new_tokens, size_t group,
                          SamplingSettings settings) {
@@ -367,7 +367,7 @@ int main(int argc, char **argv) {
         bench_gpt2(B, T, argv[4], repeats);
     else if (!strcmp(what, "pass") && argc > 3 && parse_size(argv[2], &T) && parse_size(argv[3], &B))
         bench_pass(T, B, repeats);
-    else if (!strcmp(what, "decode") && argc > 6 && parse_size(argv[3], &B) && B > 1 && parse_size(argv[4], &T) && T &&
+    else if (!strcmp(what, "decode") && argc > 6 && parse_size(argv[3], &B) && B && parse_size(argv[4], &T) && T &&
              parse_size(argv[5], &repeats) && repeats && parse_size(argv[6], &group) && group)
         bench_decode(
             argv[2], B, T, repeats, group,

@@ -308,7 +308,8 @@ static void bench_attention(const Bench &b) {
 static void bench_wide_heads_and_sinks(const Bench &b) {
     const Ops *ops = ops_device;
     const Tensors &t = b.t;
-    const AttentionShape shape = {t.spans(), WIDE_NH, WIDE_NKV, WIDE_HD, 1 / sqrt((double)WIDE_HD), all_keys, 0, 0, {0, 0}};
+    const double scale = 1 / sqrt((double)WIDE_HD);
+    const AttentionShape shape = {t.spans(), WIDE_NH, WIDE_NKV, WIDE_HD, scale, all_keys, 0, 0, {0, 0}};
     Stored *const out = t.weight.stored(), *const dq = (Stored *)(t.weight.data + WIDE_OUT);
     const double flops = 2.0 * WIDE_NH * WIDE_HD * PAIRS;
     b.flops("attention_forward", "heads of 512", n, WIDE_NH * WIDE_HD, 2 * flops, [&] {

@@ -321,6 +321,16 @@ static double work_seconds(const Machine *m, OpCounts w) {
     return t.products + t.attention_forward + t.attention_backward + t.delta + t.memory + t.gaps;
 }
 
+// Seconds that a kernel of a decoding step takes besides its bytes, as part of a graph. Fits the steps of Qwen3-0.6B
+// and 8B with 2 texts on an H200, 2.1 and 6.0 ms (dev/gpu_log.md), with the share of the bandwidth above.
+static const double DECODE_GAP = 3.7e-6;
+
+// Returns the seconds of a token of one text: everything is bound by memory. cuda/attention_split.cuh, too: 64 keys of
+// up to 16 heads of 128 take 1022 cycles of an H100's multiprocessor (dev/cuda/cycles.py), 7.4 TB/s.
+static double token_seconds(const Machine *m, const OpCounts *w) {
+    return (w->operands + w->moved) / (m->value[MEMORY_BANDWIDTH] * m->value[MEMORY_SHARE]) + w->launches * DECODE_GAP;
+}
+
 // Returns the seconds of ring collectives: bytes by the slower of the links, plus hops by their latencies. Each rank of
 // a group of `size` sends `bytes` in `hops`. Groups fill node after node. Across nodes, each rank of a group's part on
 // a node begins a ring, so that all their network adapters send.

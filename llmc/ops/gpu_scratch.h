@@ -87,6 +87,9 @@ static size_t cuda_attention_scratch(size_t n, size_t NH, size_t NKV, size_t HD,
     return max_size(n * NH, gpu_split_scratch(n, NH, NKV, HD, slots));
 }
 
+// Returns the size of [NKV, keys]: the attention that keys receive by the query heads of each key/value head.
+static size_t cuda_attention_received_scratch(size_t keys, size_t NKV) { return NKV * keys; }
+
 static size_t aligned_256(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
 // Sizes attention by cuDNN, with our own kernels for the remaining calls: the larger of what forward and backward stage

@@ -473,8 +473,9 @@ static void case_attention_received(const OpShape *s) {
     Tensor *q = tensor_in("q", N, all_of(s->NH * s->HD)), *k = tensor_in("k", keys, all_of(s->NKV * s->HD));
     Tensor *lse = tensor_make(TENSOR_READ, "lse", check.ops->summed, N, heads);
     Tensor *received = tensor_sums("received", all_of(1), keys);
+    Tensor *scratch = tensor_scratch(SCRATCH_FOR(attention_received, s->positions, s->NKV));
     CHECK(attention_received, of(received), of(q), of(k), of(lse), len(N), len(keys), s->NH, s->NKV, s->HD,
-          1 / sqrt((double)s->HD));
+          1 / sqrt((double)s->HD), of(scratch));
     expect(received, attention_slack(s->HD), sqrt((double)(s->n * s->NH)));
 }
 

@@ -366,10 +366,12 @@ OP_HOST(const char *, attention_library, (size_t NH, size_t NKV, size_t HD, size
 // receives. lse[n,NH]: of attention over these keys and possibly over more keys; query t sees the first keys - n + t +
 // 1 keys
 OP(void, attention_received, (Summed *received, const Stored *q, const Stored *k, const Summed *lse, size_t n,
-                              size_t keys, size_t NH, size_t NKV, size_t HD, double scale),
-   (received, q, k, lse, n, keys, NH, NKV, HD, scale),
+                              size_t keys, size_t NH, size_t NKV, size_t HD, double scale, Summed *scratch),
+   (received, q, k, lse, n, keys, NH, NKV, HD, scale, scratch),
    TENSOR(received, keys, SUMMED) TENSOR(q, n * NH * HD, STORED) TENSOR(k, keys * NKV * HD, STORED)
-   TENSOR(lse, n * NH, SUMMED) COUNT(dry_received(n, keys, NH, NKV, HD)))
+   TENSOR(lse, n * NH, SUMMED) TENSOR(scratch, OPS->attention_received_scratch(keys, NKV), SUMMED)
+   COUNT(dry_received(n, keys, NH, NKV, HD)))
+OP_SCRATCH(attention_received_scratch, (size_t keys, size_t NKV), (keys, NKV))
 
 // Sinks: each head's softmax has one more term, exp(sinks[h]), which reads no value. With l = lse[n,NH] of attention
 // without the sink: lse = log(exp(l) + exp(sinks[h])), out[n,NH,HD] *= exp(l - lse). attention_backward takes the new

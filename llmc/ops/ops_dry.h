@@ -162,6 +162,16 @@ static void dry_keys_apart(const AttentionShape *shape) {
     }
 }
 
+// Counts the keys and values that decoding reads, and the kernel that merges their parts (cuda/attention_split.cuh).
+static void dry_cached_keys(const AttentionShape *shape) {
+    for (size_t i = 0; i < shape->spans.count; i++) {
+        const Span span = shape->spans.span[i];
+        const size_t keys = span.end - first_key(span.document, span.begin, shape->spans.window);
+        dry.counts.moved += dry.factor * (double)(2 * keys * shape->NKV * shape->HD * dry.stored);
+    }
+    dry.counts.launches += dry.factor;
+}
+
 // Counts products of length HD for each pair and query head: q k^T, p v; in backward q k^T, dp, dq, dk, dv.
 static void dry_attention(const AttentionShape *shape, int backward) {
     const double products = backward ? 5 : 2, NH = (double)shape->NH, HD = (double)shape->HD;
@@ -182,6 +192,7 @@ static void dry_attention(const AttentionShape *shape, int backward) {
     if (!backward) counts->masked_forward += masked;
     if (backward && dry.attention.any_order) counts->any_order += flops - own, counts->masked_any_order += masked;
     counts->flops += flops;
+    if (shape->slots.count) dry_cached_keys(shape);
 }
 
 // Counts one product of length HD for each pair and query head.

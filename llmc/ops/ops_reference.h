@@ -265,7 +265,9 @@ static void reference_attention_backward(double *dq, double *dk, double *dv, con
 }
 
 static void reference_attention_received(double *received, const double *q, const double *k, const double *lse,
-                                         size_t n, size_t keys, size_t NH, size_t NKV, size_t HD, double scale) {
+                                         size_t n, size_t keys, size_t NH, size_t NKV, size_t HD, double scale,
+                                         void *scratch) {
+    (void)scratch;
     for (size_t t = 0; t < n; t++)
         for (size_t h = 0; h < NH; h++)
             for (size_t j = 0; j <= keys - n + t; j++) {

@@ -351,8 +351,10 @@ static void context_attention(ContextMemory *m, const Visit *v, const Activation
                  m->held, 1, sums != NULL);
     if (sums) s->ops->round_sums(a->attention_out, sums, Q);
     s->ops->zero(summed_row(s, received, m->held, 1), c.n * d.summed);
+    Summed *scratch = push_summed(s, SHARE_WORKSPACE, "attention received by heads",
+                                  s->ops->attention_received_scratch(m->held + c.n, d.NKV));
     s->ops->attention_received(received, a->q, rotated, a->lse, c.n, m->held + c.n, d.NH, d.NKV, d.HD,
-                               attention_scale(s->model));
+                               attention_scale(s->model), scratch);
     sinks_forward(v, a->attention_out, a->lse, c.n);
     attention_output(v, a);
     arena_pop(s->arena, mark);

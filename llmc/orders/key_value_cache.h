@@ -208,6 +208,7 @@ static void cache_forward(const Cache *cache, StreamBP *s, Chunk c) {
     for (Visit v = first_layer(s); v.layer; next_layer(&v)) {
         v.c = c, v.w = weights_acquire_for(&s->memory, v.l, c.n);
         weights_prefetch(&s->memory, v.l);
+        s->ops->repeat(v.times);
         Activations a = forward_activations(&v);
         mixer_keys(&v, &a);
         for (size_t j = 0; j < 2 && cache->scattered && keys_of_layer(s, v.l); j++)
@@ -215,6 +216,7 @@ static void cache_forward(const Cache *cache, StreamBP *s, Chunk c) {
                                  v.layer->shape.KV);
         rest_forward(&v, &a);
         weights_release(&s->memory, v.l);
+        s->ops->repeat(1);
     }
     layers_end(&s->memory);
 }
@@ -405,6 +407,20 @@ static void cache_end(Cache *cache, StreamBP *s) {
     s->ops->graphs_forget();
     s->routes.fed = NULL;
     arena_pop(s->arena, cache->mark);
+}
+
+// Makes the dry run of the last token of a text of `tokens` tokens.
+static void cache_walk_token(StreamBP *s, size_t tokens) {
+    const SamplingSettings likeliest = {0};
+    Cache cache;
+    cache_allocate(&cache, 1, tokens);
+    cache_begin(&cache, s);
+    cache.used[0] = tokens - 1;
+    s->ops->repeat(1);
+    cache_feed(&cache, s, 0, NULL, 1);
+    cache_draw(&cache, s, &likeliest, NULL, NULL);
+    cache_end(&cache, s);
+    cache_free(&cache);
 }
 
 // Makes the dry run of generation: the longest pass, split into the runs with the most blocks of linear attention, a

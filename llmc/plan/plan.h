@@ -234,6 +234,7 @@ typedef struct {
     size_t host_bytes, disk_bytes; // in addition to total_bytes: host memory that the device reaches, and a disk
     Moved moved;                   // moved by a step's last micro-batch and by the optimizer's step
     OpCounts counts;               // counts of one micro-batch's forward and backward
+    OpCounts token;                // generation of one text: counts of its last token
     double model_flops; // 6 * parameters in products * N + 12 * NH * HD * pairs of all layers + 3 * the delta rule's
                         // forward, without recomputation; 4 in place of 6 for frozen parameters
     size_t chunk, logits_chunk; // the sizes in effect
@@ -349,8 +350,13 @@ static Plan plan_make(const RunSettings *settings, const Batch *batch) {
     if (settings->optimizer && !settings->defers) optimizer_step(&s.memory, &state, &step), weights_updated(&s.memory);
     if (settings->cache_tokens && settings->context.window)
         context_walk(&s, settings->context, settings->cache_tokens);
-    else if (settings->cache_tokens)
+    else if (settings->cache_tokens) {
+        const OpCounts none = {0};
         cache_walk(&s, 1, settings->cache_tokens);
+        dry.counts = none;
+        cache_walk_token(&s, settings->cache_tokens);
+        plan.token = dry.counts;
+    }
     if (settings->rollout_slots) cache_walk(&s, settings->rollout_slots, settings->rollout_tokens);
     plan.model_flops = pass_model_flops(model_flops, settings, batch);
     plan.total_bytes = plan.arena[PLACE_DEVICE].peak, plan.moved = s.memory.moved;

@@ -129,8 +129,8 @@ static int route_has(const uint16_t *route, size_t k, uint16_t expert) {
     return 0;
 }
 
-// Counts the chosen experts of rows [row, row + n) that differ from the batch's routes in a layer with experts, for each
-// document of a row. chosen[n,k]. sums: choices that differ, all choices
+// Counts the chosen experts of rows [row, row + n) that differ from the batch's routes in a layer with experts, for
+// each document of a row. chosen[n,k]. sums: choices that differ, all choices
 static void routes_count_differing(const Batch *texts, size_t layer, size_t row, size_t n, const uint16_t *chosen,
                                    double sums[2]) {
     const size_t k = texts->routes.k;

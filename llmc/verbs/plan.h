@@ -234,7 +234,7 @@ static void plan_result_json(const PlanResult *r, const DataLoader *data) {
 
 // ---- a text --------------------------------------------------------------------------------------------------------
 // Plans `sample`: weights, and what a text of --max-context tokens keeps.
-static int plan_sample(Run *run, size_t limit) {
+static int plan_sample(Run *run, size_t limit, const Machine *machine) {
     const Options *o = run->options;
     PlanResult r = {0};
     Batch shape = batch_shape(regular_bound(0, 0));
@@ -245,6 +245,8 @@ static int plan_sample(Run *run, size_t limit) {
     r.bounds.limit = limit, r.plan.run = *run;
     plan_bytes(&run->plan, r.plan.bytes);
     const Search search = run_search(run, limit);
+    const OpCounts *const token = &run->plan.token;
+    const int known = machine && token->launches > 0 && run->settings.place[PLACED_WEIGHTS] == PLACE_DEVICE;
     r.plan.fits = plan_pressure(&run->plan, &search.limits) <= 1;
     if (!o->quiet || !o->json) {
         plan_print_memory(run->text, &r);
@@ -252,6 +254,9 @@ static int plan_sample(Run *run, size_t limit) {
             if (*placed_text(run, place, text, sizeof(text)))
                 fprintf(run->text, "placed    %s: %s\n", place == PLACE_HOST ? "in host memory" : "on disk", text);
         fprintf(run->text, "text      %zu tokens\n", run->settings.cache_tokens);
+        if (known)
+            fprintf(run->text, "token     %.3g ms, the last one, estimated: %s read and written, %.0f kernels\n",
+                    1e3 * token_seconds(machine, token), human_bytes(token->operands + token->moved), token->launches);
         if (o->verbose) report_regions(run->text, run->plan.arena);
     }
     if (!o->json) return 0;
@@ -260,6 +265,7 @@ static int plan_sample(Run *run, size_t limit) {
     report_plan_json(&json, run->plan.arena);
     if (limit) json_bool(&json, "fits", r.plan.fits);
     json_size(&json, "max_context", run->settings.cache_tokens);
+    if (known) json_number(&json, "token_seconds", token_seconds(machine, token));
     json_text(&json, "dtype", dtype_name(run->model.dtype));
     json_finish(&json);
     return 0;
@@ -417,7 +423,7 @@ static int verb_plan(const Options *given) {
     if (!o->model && !o->init) return plan_presets(o, machine, limit);
     run_open(&run, o, NULL);
     if (o->plan_for == VERB_SAMPLE) {
-        const int status = plan_sample(&run, limit);
+        const int status = plan_sample(&run, limit, machine);
         run_close(&run);
         return status;
     }

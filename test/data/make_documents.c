@@ -1,4 +1,5 @@
-// Writes a shard for the tests of the program: make_documents FILE VOCABULARY LENGTH,LENGTH,... [SEED [MASKED [KIND [ALIKE]]]]
+// Writes a shard for the tests of the program:
+// make_documents FILE VOCABULARY LENGTH,LENGTH,... [SEED [MASKED [KIND [ALIKE]]]]
 // A document walks through the ids: mostly one up, sometimes to a random one. MASKED: its first targets that do not
 // count, its prompt. KIND: documents, advantages (documents with them), pairs, prompts, labels (desirable and
 // undesirable in turn), or the size of groups with random rewards. ALIKE: as many documents in turn have one prompt.

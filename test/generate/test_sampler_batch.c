@@ -179,8 +179,8 @@ static int counted_begin(const GraphKey *key) {
     return calls;
 }
 
-// Returns the bits of the logits of nine steps, of some texts or one fewer, of slots that differ in length. The caller frees
-// them: they outlive a case.
+// Returns the bits of the logits of nine steps, of some texts or one fewer, of slots that differ in length. The caller
+// frees them: they outlive a case.
 static char *logits_bits(Run *run, size_t slots, size_t V, size_t *bytes) {
     const size_t row = V * dtype_size(ops_device->stored), steps = 9;
     char *bits = (char *)checked_calloc(steps * slots, row, "bits of logits");

@@ -128,7 +128,7 @@ TEST(trees_count_the_same) {
     assert_true(2 * forks > walks);
 }
 
-// A run is planned for a bound of its data: every tree within it fits. The shape has exactly the bound's rows and forks.
+// A run is planned for a bound of its data: every tree within it fits. The shape has the bound's rows and forks.
 TEST(trees_fit_their_bound) {
     const size_t step = all_cases() ? 1 : 17;
     for (size_t m = 0; m < MODELS; m++) {

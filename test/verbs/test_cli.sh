@@ -105,6 +105,13 @@ succeeds $million --machine rtx4090,host=64GiB,disk=200GiB
 check 'or 64 GiB and a disk' sh -c "grep -q '\"fits\": true' '$WORK/out' && [ $(json disk_bytes) -gt $(json host_bytes) ]"
 succeeds plan --for sample --init qwen3-8b --max-context 1M --json --machine rtx4090,host=160GiB
 check 'they do not without it' grep -q '"fits": false' "$WORK/out"
+succeeds plan --for sample --init qwen3-8b --max-context 32K --json --machine h200
+half=$(json token_seconds)
+succeeds plan --for sample --init qwen3-8b --max-context 64K --json --machine h200
+whole=$(json token_seconds)
+check 'a token of Qwen3-8B after 32k tokens takes 6 to 8 ms' awk -v s="$half" 'BEGIN { exit !(s > 0.006 && s < 0.008) }'
+check 'another 32k tokens take the time of their keys and values' awk -v s="$half" -v t="$whole" \
+    'BEGIN { bytes = 32768 * 36 * 2 * 8 * 128 * 2; r = (t - s) * 4.8e12 * 0.85 / bytes; exit !(r > 0.98 && r < 1.02) }'
 
 # ---- memory and disks ---------------------------------------------------------------------------------------------------------
 refuses 1 'plan needs.*--seq-len [0-9]+ would fit' bp --init $TINY --seq-len 4096 --chunk 1024 --memory-limit 4MiB

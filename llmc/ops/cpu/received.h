@@ -35,8 +35,11 @@ static VECTOR_FUNCTION void received_of_head(floatS *sum, const floatX *q, const
     }
 }
 
+static size_t cpu_attention_received_scratch(size_t keys, size_t NKV) { return (void)keys, (void)NKV, 0; }
+
 static void cpu_attention_received(Summed *received, const Stored *q, const Stored *k, const Summed *lse, size_t n,
-                                   size_t keys, size_t NH, size_t NKV, size_t HD, double scale) {
+                                   size_t keys, size_t NH, size_t NKV, size_t HD, double scale, Summed *scratch) {
+    (void)scratch;
 #pragma omp parallel for schedule(dynamic) if (n * keys * NH * HD >= PARALLEL_WORK)
     for (size_t first = 0; first < keys; first += RECEIVED_KEYS)
         for (size_t h = 0; h < NH; h++)

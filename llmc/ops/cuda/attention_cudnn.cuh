@@ -309,7 +309,8 @@ static void cudnn_or_own_backward(void *dq, Summed *dk, Summed *dv, const Stored
         for (size_t row = 0; row < n; row += cut.block)
             backward_calls(cut, shape, row, cut.block, [&](const AttentionCall &call) { library += call.rows; });
     if (!library) return cuda_attention_backward(dq, dk, dv, dout, out, q, k, v, lse, shape, scratch);
-    const CudnnStage stage = cudnn_stage((char *)((float *)scratch + cuda_attention_scratch(n, NH, NKV, HD, shape->slots)), n, cut);
+    float *const staged = (float *)scratch + cuda_attention_scratch(n, NH, NKV, HD, shape->slots);
+    const CudnnStage stage = cudnn_stage((char *)staged, n, cut);
     for (size_t row = 0; row < n; row += cut.block) {
         const size_t rows = min_size(cut.block, n - row), at = row * NH * HD;
         float *const sums = shape->partial ? (float *)dq + at : stage.dq_sums;

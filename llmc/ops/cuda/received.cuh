@@ -1,60 +1,109 @@
 /*
-The attention that each key receives, in op set "cuda": sums of exp(scale q k - lse) over queries and heads. A block has
-RECEIVED_TILE keys. It passes all queries, RECEIVED_TILE at a time, in slices of RECEIVED_TILE elements of a head. A
-thread has one key and RECEIVED_ROWS queries. Each sum has one order. FLOPs: 2 HD for each pair and head, in fp32.
+The attention that each key receives, in op set "cuda": sums of exp(scale q k - lse) over queries and heads. As in
+attention_dkv_kernel a block has keys of one key/value head, 16 a warp, and passes the queries of every head that shares
+it. Its sums over queries are one line of `lines`; a second kernel adds the lines of all key/value heads in order. FLOPs:
+2 HD for each pair and head.
 */
 #ifndef LLMC_CUDA_RECEIVED_CUH
 #define LLMC_CUDA_RECEIVED_CUH
-#include "platform.cuh"
+#include "attention_tiles.cuh"
 
-constexpr unsigned RECEIVED_TILE = 32, RECEIVED_ROWS = 4, RECEIVED_THREADS = RECEIVED_TILE / RECEIVED_ROWS;
+template <int HD> constexpr size_t received_bytes(Tiles t) {
+    return (t.held + t.stages * t.passing) * tile_stride<HD> * sizeof(floatX);
+}
+template <int HD> constexpr Tiles received_tiles() {
+    const Tiles choices[] = {{64, 32, 2}, {64, 16, 2}, {32, 16, 1}};
+    for (const Tiles t : choices)
+        if (received_bytes<HD>(t) <= SHARED_LIMIT) return t;
+    return Tiles{};
+}
+template <int HD> constexpr Tiles RECEIVED_TILES = received_tiles<HD>();
 
-// Loads tile[RECEIVED_TILE][RECEIVED_TILE + 1] = elements [c, HD) of rows [first, rows) of a head, followed by zeros.
-__device__ inline void received_load(float *tile, const floatX *x, size_t first, size_t rows, size_t stride, size_t c,
-                                     size_t HD) {
-    for (unsigned r = threadIdx.y; r < RECEIVED_TILE; r += RECEIVED_THREADS) {
-        const bool valid = first + r < rows && c + threadIdx.x < HD;
-        tile[r * (RECEIVED_TILE + 1) + threadIdx.x] = valid ? load(x[(first + r) * stride + c + threadIdx.x]) : 0.0f;
+// A block's threads: its warps, or as many as fetch a row at once
+template <int HD, Tiles T>
+constexpr unsigned received_threads =
+    block_threads<T> < HD / full_pack<floatX> ? HD / full_pack<floatX> : block_threads<T>;
+
+// Computes lines[NKV,keys]. blockIdx.x: tile of keys; blockIdx.y: key/value head
+template <int HD, Tiles T = RECEIVED_TILES<HD>>
+__global__ void __launch_bounds__(received_threads<HD, T>)
+    attention_received_kernel(float *lines, const floatX *q, const floatX *k, const float *lse, size_t n, size_t keys,
+                              HeadShape shape) {
+    constexpr unsigned QUERIES = T.passing, TILE = QUERIES * tile_stride<HD>, THREADS = received_threads<HD, T>;
+    DYNAMIC_SHARED(floatX, tk);
+    floatX *const stages = tk + T.held * tile_stride<HD>; // tiles of queries
+    const unsigned lane = threadIdx.x % LANES, warp_row = threadIdx.x / LANES * 16;
+    const size_t first = (size_t)blockIdx.x * T.held, before = keys - n, group = shape.NH / shape.NKV;
+    const HeadRows of_keys = {shape.NKV, blockIdx.y, shape.HD, shape.packed},
+                   queries = {shape.NH, 0, shape.HD, shape.packed};
+    const unsigned begin = first > before ? (unsigned)(first - before) : 0, end = (unsigned)n; // queries that see a key
+    const long long warp_key = (long long)(first + warp_row) - (long long)before; // the query of the warp's first key
+    const float scale = shape.scale * LOG2_E;
+    float sum[2] = {};
+    unsigned coming = begin, next = begin;
+    size_t coming_head = blockIdx.y * group;
+    const auto bring = [&](unsigned, unsigned stage) {
+        floatX *const tq = stages + stage * TILE;
+        const size_t at = coming * shape.NH + coming_head;
+        rows_fetch<HD, THREADS>(tq, q + at * shape.HD, queries, end - coming, QUERIES);
+        for (unsigned i = threadIdx.x; i < QUERIES; i += THREADS)
+            fetch<4>(beside_row<HD>(tq, i), lse + at + i * shape.NH, coming + i < end);
+        coming += QUERIES;
+        if (coming >= end) coming = begin, coming_head++;
+    };
+    const auto use = [&](unsigned, unsigned stage) {
+        const floatX *const tq = stages + stage * TILE;
+        const unsigned query = next;
+        const long long row = warp_key + lane / 4 - query; // the tile's first column that sees the lane's first key
+        float s[QUERIES / 8][4] = {};
+        next = query + QUERIES < end ? query + QUERIES : begin;
+        if (warp_row >= T.held || (long long)(query + QUERIES) <= warp_key) return;
+        product_of_rows<HD, QUERIES>(s, tk, warp_row, tq);
+        if (query < warp_key + 15 || query + QUERIES > end)
+            hide_where<QUERIES>(s, [&](int j, int e) {
+                const int column = j * 8 + (int)(lane % 4) * 2 + e % 2;
+                return column < row + e / 2 * 8 || query + column >= end;
+            });
+#pragma unroll
+        for (unsigned j = 0; j < QUERIES / 8; j++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const float of_query = *beside_row<HD>(tq, j * 8 + lane % 4 * 2 + e % 2);
+                sum[e / 2] += exp2f(fmaf(s[j][e], scale, -LOG2_E * of_query));
+            }
+    };
+    rows_fetch<HD, THREADS>(tk, k + (first * shape.NKV + blockIdx.y) * shape.HD, of_keys,
+                            keys - first < T.held ? (unsigned)(keys - first) : T.held, T.held);
+    pass_tiles<T.stages>((unsigned)group * tiles_in<QUERIES>(end - begin), bring, use);
+    for (unsigned i = 0; i < 2; i++) {
+        const float total = quad_sum(sum[i]);
+        const size_t key = first + warp_row + lane / 4 + 8 * i;
+        if (lane % 4 == 0 && key < keys && warp_row < T.held) lines[blockIdx.y * keys + key] = total;
     }
 }
 
-__global__ void attention_received_kernel(float *received, const floatX *q, const floatX *k, const float *lse, size_t n,
-                                          size_t keys, size_t NH, size_t NKV, size_t HD, float scale) {
-    SHARED(float, queries, RECEIVED_TILE *(RECEIVED_TILE + 1));
-    SHARED(float, own, RECEIVED_TILE *(RECEIVED_TILE + 1));
-    SHARED(float, sums, RECEIVED_THREADS *RECEIVED_TILE);
-    const size_t first = (size_t)blockIdx.x * RECEIVED_TILE, key = first + threadIdx.x, before = keys - n;
-    float sum = 0.0f;
-    for (size_t h = 0; h < NH; h++)
-        for (size_t t = first > before ? first - before : 0; t < n; t += RECEIVED_TILE) {
-            float dot[RECEIVED_ROWS] = {};
-            for (size_t c = 0; c < HD; c += RECEIVED_TILE) {
-                received_load(queries, q + h * HD, t, n, NH * HD, c, HD);
-                received_load(own, k + h / (NH / NKV) * HD, first, keys, NKV * HD, c, HD);
-                __syncthreads();
-                for (unsigned i = 0; i < RECEIVED_TILE; i++)
-                    for (unsigned r = 0; r < RECEIVED_ROWS; r++)
-                        dot[r] += queries[(threadIdx.y + r * RECEIVED_THREADS) * (RECEIVED_TILE + 1) + i] *
-                                  own[threadIdx.x * (RECEIVED_TILE + 1) + i];
-                __syncthreads();
-            }
-            for (unsigned r = 0; r < RECEIVED_ROWS; r++) {
-                const size_t query = t + threadIdx.y + r * RECEIVED_THREADS;
-                if (query < n && key <= before + query) sum += expf(scale * dot[r] - lse[query * NH + h]);
-            }
-        }
-    sums[threadIdx.y * RECEIVED_TILE + threadIdx.x] = sum;
-    __syncthreads();
-    if (threadIdx.y || key >= keys) return;
-    for (unsigned y = 1; y < RECEIVED_THREADS; y++) sum += sums[y * RECEIVED_TILE + threadIdx.x];
-    received[key] += sum;
+// Adds the lines of all key/value heads to received[keys].
+__global__ void received_add_kernel(float *received, const float *lines, size_t NKV, size_t keys) {
+    FOR_EACH_PACK(key, keys) {
+        float sum = 0.0f;
+        for (size_t h = 0; h < NKV; h++) sum += lines[h * keys + key];
+        received[key] += sum;
+    }
 }
 
 static void cuda_attention_received(Summed *received, const Stored *q, const Stored *k, const Summed *lse, size_t n,
-                                    size_t keys, size_t NH, size_t NKV, size_t HD, double scale) {
-    LAUNCH(attention_received_kernel, (unsigned)blocks_for(keys, RECEIVED_TILE), dim3(RECEIVED_TILE, RECEIVED_THREADS),
-           0)
-    ((float *)received, (const floatX *)q, (const floatX *)k, (const float *)lse, n, keys, NH, NKV, HD, (float)scale);
+                                    size_t keys, size_t NH, size_t NKV, size_t HD, double scale, Summed *scratch) {
+    const bool packed = HD % full_pack<floatX> == 0 && all_aligned(q, k);
+    const HeadShape shape = {NH, NKV, HD, (float)scale, packed};
+    with_head_size<HEAD_SIZES>(HD, [&](auto PADDED) {
+        constexpr Tiles T = RECEIVED_TILES<PADDED>;
+        static_assert(T.held);
+        LAUNCH((attention_received_kernel<PADDED>), dim3((unsigned)blocks_for(keys, T.held), (unsigned)NKV),
+               (received_threads<PADDED, T>), received_bytes<PADDED>(T))
+        ((float *)scratch, (const floatX *)q, (const floatX *)k, (const float *)lse, n, keys, shape);
+    });
+    LAUNCH((received_add_kernel), loop_grid(keys), LOOP_THREADS, 0)
+    ((float *)received, (const float *)scratch, NKV, keys);
 }
 
 #endif
