@@ -91,14 +91,19 @@ static Summed *push_attention_scratch(const Visit *v) {
                        v->s->ops->attention_scratch(v->c.n, d->NH, d->NKV, d->HD, v->s->kv.slots));
 }
 
+// Pushes memory for the sums of several calls: in every chunk of a tree with forks, as planned. NULL without forks
+static Summed *push_call_sums(const Visit *v, const char *name) {
+    const size_t count = v->c.n * v->layer->shape.Q;
+    return has_forks(v->s) ? push_summed(v->s, SHARE_WORKSPACE, name, count) : NULL;
+}
+
 // Runs the attention op in a tree with forks: a call over the chains' own keys, then `calls` calls over ancestors' keys
-// (tree_calls). Sums are rounded once, after the last call.
+// (tree_calls). sums[n,NH*HD] are rounded once, after the last call.
 static void tree_attention_forward(const Visit *v, const Activations *a, AttentionShape shape, size_t calls,
-                                   Summed *scratch) {
+                                   Summed *sums, Summed *scratch) {
     const StreamBP *s = v->s;
-    const size_t mark = arena_mark(s->arena), Q = v->layer->shape.Q, NH = v->layer->shape.NH;
+    const size_t Q = v->layer->shape.Q, NH = v->layer->shape.NH;
     const Stored *k = layer_keys(s, s->kv.k, v->l), *values = layer_keys(s, s->kv.v, v->l);
-    Summed *sums = push_summed(s, SHARE_WORKSPACE, "sums of attention output", v->c.n * Q);
     shape.partial = 1;
     s->ops->attention_forward(sums, a->lse, a->q, k, values, &shape, scratch);
     for (size_t i = 0; i < calls; i++) {
@@ -108,16 +113,14 @@ static void tree_attention_forward(const Visit *v, const Activations *a, Attenti
                                   stored_row(s, a->q, row, Q), k, values, &shape, scratch);
     }
     s->ops->round_sums(a->attention_out, sums, v->c.n * Q);
-    arena_pop(s->arena, mark);
 }
 
 // Runs its backward: dq[n,NH*HD]; dK, dV +=
 static void tree_attention_backward(const Visit *v, const Activations *a, Stored *dq, Stored *dattention_out,
-                                    AttentionShape shape, size_t calls, Summed *scratch) {
+                                    AttentionShape shape, size_t calls, Summed *sums, Summed *scratch) {
     const StreamBP *s = v->s;
-    const size_t mark = arena_mark(s->arena), Q = v->layer->shape.Q, NH = v->layer->shape.NH;
+    const size_t Q = v->layer->shape.Q, NH = v->layer->shape.NH;
     const Stored *k = layer_keys(s, s->kv.k, v->l), *values = layer_keys(s, s->kv.v, v->l);
-    Summed *sums = push_summed(s, SHARE_WORKSPACE, "sums of gradient of queries", v->c.n * Q);
     shape.partial = 1;
     s->ops->attention_backward(sums, s->kv.dk, s->kv.dv, dattention_out, a->attention_out, a->q, k, values, a->lse,
                                &shape, scratch);
@@ -130,27 +133,46 @@ static void tree_attention_backward(const Visit *v, const Activations *a, Stored
                                    scratch);
     }
     s->ops->round_sums(dq, sums, v->c.n * Q);
+}
+
+// Runs the attention op, in a tree with forks in several calls.
+static void attention_op_forward(const Visit *v, const Activations *a, Summed *scratch) {
+    const StreamBP *s = v->s;
+    const size_t mark = arena_mark(s->arena), calls = tree_calls(s, v->c, v->layer->window);
+    const AttentionShape shape = attention_shape(s, v->l, layer_spans(s, v->l, v->c));
+    Summed *sums = push_call_sums(v, "sums of attention output");
+    if (merges_calls(s, calls))
+        tree_attention_forward(v, a, shape, calls, sums, scratch);
+    else
+        s->ops->attention_forward(a->attention_out, a->lse, a->q, layer_keys(s, s->kv.k, v->l),
+                                  layer_keys(s, s->kv.v, v->l), &shape, scratch);
+    sinks_forward(v, a->attention_out, a->lse, v->c.n);
+    arena_pop(s->arena, mark);
+}
+
+// Runs its backward: dq[n,NH*HD] from dattention_out; dK[:t1], dV[:t1] +=
+static void attention_op_backward(const Visit *v, const Activations *a, Stored *dq, Stored *dattention_out,
+                                  Summed *scratch) {
+    const StreamBP *s = v->s;
+    const size_t mark = arena_mark(s->arena), calls = tree_calls(s, v->c, v->layer->window);
+    const AttentionShape shape = attention_shape(s, v->l, layer_spans(s, v->l, v->c));
+    Summed *sums = push_call_sums(v, "sums of gradient of queries");
+    if (merges_calls(s, calls))
+        tree_attention_backward(v, a, dq, dattention_out, shape, calls, sums, scratch);
+    else
+        s->ops->attention_backward(dq, s->kv.dk, s->kv.dv, dattention_out, a->attention_out, a->q,
+                                   layer_keys(s, s->kv.k, v->l), layer_keys(s, s->kv.v, v->l), a->lse, &shape, scratch);
     arena_pop(s->arena, mark);
 }
 
 // Runs attention: the mixer's norm, K[:t1], V[:t1] -> x_1. Skips the attention op if its output was saved.
 static void attention_forward(const Visit *v, const Activations *a) {
-    StreamBP *s = v->s;
-    const size_t mark = arena_mark(s->arena);
+    const size_t mark = arena_mark(v->s->arena);
     Summed *scratch = push_attention_scratch(v);
     queries_project(v, a);
-    if (!is_found(v, a, a->attention_out)) {
-        const AttentionShape shape = attention_shape(s, v->l, layer_spans(s, v->l, v->c));
-        const size_t calls = tree_calls(s, v->c, v->layer->window);
-        if (merges_calls(s, calls))
-            tree_attention_forward(v, a, shape, calls, scratch);
-        else
-            s->ops->attention_forward(a->attention_out, a->lse, a->q, layer_keys(s, s->kv.k, v->l),
-                                      layer_keys(s, s->kv.v, v->l), &shape, scratch);
-        sinks_forward(v, a->attention_out, a->lse, v->c.n);
-    }
+    if (!is_found(v, a, a->attention_out)) attention_op_forward(v, a, scratch);
     attention_output(v, a);
-    arena_pop(s->arena, mark);
+    arena_pop(v->s->arena, mark);
 }
 
 // dattention_out[n,NH*HD] = the gradient of attention_out. The gate's gradient overwrites the gate; dsinks +=
@@ -190,13 +212,7 @@ static void attention_backward(const Visit *v, Activations *a, Stored *dx) {
     Stored *dq = push_stored(s, SHARE_WORKSPACE, "gradient of queries", v->c.n * d->Q);
     Summed *scratch = push_attention_scratch(v);
     output_backward(v, a, branch_sum_backward(v, 0, a, dx), dattention_out);
-    const AttentionShape shape = attention_shape(s, v->l, layer_spans(s, v->l, v->c));
-    const size_t calls = tree_calls(s, v->c, v->layer->window);
-    if (merges_calls(s, calls))
-        tree_attention_backward(v, a, dq, dattention_out, shape, calls, scratch);
-    else
-        s->ops->attention_backward(dq, s->kv.dk, s->kv.dv, dattention_out, a->attention_out, a->q,
-                                   layer_keys(s, s->kv.k, v->l), layer_keys(s, s->kv.v, v->l), a->lse, &shape, scratch);
+    attention_op_backward(v, a, dq, dattention_out, scratch);
     queries_backward(v, a, dq);
     arena_pop(s->arena, mark);
 }

@@ -54,8 +54,8 @@ static size_t tree_calls(const StreamBP *s, Chunk c, size_t window) {
     return count;
 }
 
-// Tells whether a chunk with so many calls merges results. The dry run that visits one chunk for many counts the memory
-// for it.
+// Tells whether a chunk with so many calls merges results. The dry run that visits one chunk for many counts that for
+// each chunk.
 static int merges_calls(const StreamBP *s, size_t calls) { return calls || (has_forks(s) && visits_shapes(s)); }
 
 // Returns the most calls of a chunk of texts' rows.

@@ -488,7 +488,7 @@ static void call_two_spans(const void *context) {
     Ops ops = ops_dry(DTYPE_FP32, NULL, 0, 0);
     const size_t first = *(const size_t *)context;
     const Span span[] = {{0, 4, 6, 0}, {first, 10, 12, 2}};
-    const AttentionShape shape = {{span, 2, 0, 20}, 1, 1, 8, 1, all_keys, 0, 0};
+    const AttentionShape shape = {{span, 2, 0, 20}, 1, 1, 8, 1, all_keys, 0, 0, {0, 0}};
     ops.attention_forward(NULL, NULL, NULL, NULL, NULL, &shape, NULL);
 }
 
