@@ -126,7 +126,7 @@ static size_t tree_split(Tree *tree, size_t n, size_t at) {
     return first;
 }
 
-// Adds text d, of which `common` rows equal the rows of the text added before, which ended at node `last`.
+// Adds text d. Its first `common` rows are those of the text added before, which ended at node `last`.
 static void tree_insert(Tree *tree, const Batch *texts, size_t d, size_t last, size_t common) {
     const size_t length = text_length(texts, d);
     common = min_size(min_size(common, length), tree->node[last].to);
@@ -166,7 +166,8 @@ static void tree_weigh(Tree *tree, size_t texts) {
     }
 }
 
-// Moves all branches of n but the first up to the nearest fork above, behind the branch of that fork that holds n.
+// Moves all branches of n but the first up to the nearest fork above. They follow the branch of that fork that contains
+// n.
 static void tree_raise(Tree *tree, size_t n) {
     const size_t above = tree->node[n].above, first = tree->node[n].child;
     size_t holds = n, last = first;

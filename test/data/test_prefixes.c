@@ -283,8 +283,8 @@ TEST(a_prompt_that_its_pair_does_not_share) {
 }
 
 // ---- families of plain documents ------------------------------------------------------------------------------------
-// Makes `families` trajectories, each of documents that go on with it or leave it, all behind the same system prompt,
-// and documents alone. In any order.
+// Makes `families` trajectories and documents alone, in any order. Documents of a trajectory continue it or leave it;
+// all of them begin with the same system prompt.
 static size_t made_families(MadeDocument *document, size_t families, size_t most, size_t alone, size_t tokens) {
     size_t count = 0;
     uint32_t ids = 1000;

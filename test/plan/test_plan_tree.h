@@ -181,7 +181,7 @@ static void expect_shared(const char *name, size_t B, size_t T, size_t P) {
 }
 
 // 40 turns: document k is the first k / 40 of 64k tokens. With reasoning each turn ends in 1000 tokens that later turns
-// do not see, and repeats its last 200 behind them.
+// do not see; its last 200 tokens follow them again.
 TEST(examples_are_exact) {
     enum { TURNS = 40, ALL = 65536, LEFT = 200, THOUGHT = 1000 };
     Path path[TURNS + 1] = {{0}};

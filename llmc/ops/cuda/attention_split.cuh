@@ -58,7 +58,7 @@ __host__ __device__ inline size_t split_lines(size_t row_tiles, size_t NKV, size
     return row_tiles * NKV * SPLIT_ROWS * parts;
 }
 
-// The rows of a block: row r is query first + r of its span's queries x heads, as far as `count` goes
+// The rows of a block: row r < count is query first + r of the span's queries x heads
 struct SplitRows {
     Span span;
     size_t first, begin, last; // begin, last: tokens of the first and the last query

@@ -1,8 +1,8 @@
 /*
 The attention that each key receives, in op set "cuda": sums of exp(scale q k - lse) over queries and heads. As in
 attention_dkv_kernel a block has keys of one key/value head, 16 a warp, and passes the queries of every head that shares
-it. Its sums over queries are one line of `lines`; a second kernel adds the lines of all key/value heads in order. FLOPs:
-2 HD for each pair and head.
+it. Its sums over queries are one line of `lines`; a second kernel adds the lines of all key/value heads in order.
+FLOPs: 2 HD for each pair and head.
 */
 #ifndef LLMC_CUDA_RECEIVED_CUH
 #define LLMC_CUDA_RECEIVED_CUH
