@@ -184,6 +184,7 @@ int main(int argc, char **argv) {
     join_ranks(&options);
     options_check_output(&options);
     progress_off = options.quiet;
+    if (options.verb != VERB_CONVERT && options.verb != VERB_INFO) denormals_off(); // these keep every bit of a file
     use_threads(options.threads);
     int status = verbs[options.verb](&options);
     options_free(&options);

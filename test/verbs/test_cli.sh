@@ -218,6 +218,10 @@ check 'documents alone need more' [ "$(json total_bytes)" -gt "$shares" -a -z "$
 alone=$(json total_bytes)
 succeeds $shared --method mst --for bp --json
 check 'other orders share, too' [ "$(json rows)" = 65543 ]
+if [ "$(uname -m)" = x86_64 ]; then
+    succeeds bp --init $TINY,initializer_range=1e-40 --seq-len 32 --json # every gradient is a denormal number
+    check 'denormal numbers are computed as 0' [ "$(json grad_norm)" = 0 ]
+fi
 for model in $TINY $hybrid; do
     pass="--init $model --batch 3 --seq-len 400 --shared-tokens 333 --chunk 64 --logits-chunk 64 --json"
     succeeds bp $pass
