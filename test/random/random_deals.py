@@ -127,27 +127,34 @@ def trial(seed, number, folder, make_documents, shows):
     return objective, worst, sizes
 
 
-def main():
-    arguments = argparse.ArgumentParser(description="Random runs of --sp auto against one process.")
+def asked(description, trials):
+    """Returns seed, numbers of the trials, and whether a single trial shows its options."""
+    arguments = argparse.ArgumentParser(description=description)
     arguments.add_argument("--seed", type=int, default=1)
-    arguments.add_argument("--trials", type=int, default=200)
+    arguments.add_argument("--trials", type=int, default=trials)
     arguments.add_argument("--first", type=int, default=0, help="number of the first trial")
     arguments.add_argument("--only", type=int, help="this trial alone, with its options")
     options = arguments.parse_args()
+    shows = options.only is not None
+    return options.seed, [options.only] if shows else range(options.first, options.first + options.trials), shows
+
+
+def main():
+    seed, numbers, shows = asked("Random runs of --sp auto against one process.", 200)
     counts, failed, worst, steps, several, shared = {}, 0, 0.0, 0, 0, 0
     with tempfile.TemporaryDirectory() as work:
         tool = pathlib.Path(work) / "make_documents"
         subprocess.run(["cc", "-D_GNU_SOURCE", "-O1", "-I.", "test/data/make_documents.c", "-lm", "-o", tool], check=True, cwd=ROOT)
-        for number in [options.only] if options.only is not None else range(options.first, options.first + options.trials):
+        for number in numbers:
             with tempfile.TemporaryDirectory() as folder:
                 try:
-                    name, error, sizes = trial(options.seed, number, pathlib.Path(folder), tool, options.only is not None)
+                    name, error, sizes = trial(seed, number, pathlib.Path(folder), tool, shows)
                     worst, counts[name] = max(worst, error), counts.get(name, 0) + 1
                     steps, several = steps + len(sizes), several + sum(len(s) > 1 for s in sizes)
                     shared += sum(max(s) > 1 for s in sizes)
                 except Exception as error:  # fails only this trial
                     failed += 1
-                    print(f"trial {number} of seed {options.seed}: {error}", flush=True)
+                    print(f"trial {number} of seed {seed}: {error}", flush=True)
     print(f"{sum(counts.values())} passed, {failed} failed: " + ", ".join(f"{name} {n}" for name, n in sorted(counts.items())))
     print(f"worst error {worst:.1e}; of {steps} steps {shared} had groups of several ranks, {several} groups of several sizes")
     return failed > 0

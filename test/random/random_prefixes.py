@@ -7,7 +7,6 @@ methods, chunks, --keep, places, LoRA; some runs end in the middle and are resum
 
 Needs numpy. AdamW's epsilon is large, or it would make much of gradients that are 0 but for rounding.
 """
-import argparse
 import json
 import pathlib
 import random
@@ -17,7 +16,7 @@ import tempfile
 
 import numpy as np
 
-from random_deals import HEADS, MODELS, ROOT, TRAIN
+from random_deals import HEADS, MODELS, ROOT, TRAIN, asked
 
 sys.path.insert(0, str(ROOT / "data"))
 import shards  # noqa: E402
@@ -152,22 +151,17 @@ def trial(seed, number, folder, shows):
 
 
 def main():
-    arguments = argparse.ArgumentParser(description="Random runs of --share-prefixes against documents apart.")
-    arguments.add_argument("--seed", type=int, default=1)
-    arguments.add_argument("--trials", type=int, default=100)
-    arguments.add_argument("--first", type=int, default=0, help="number of the first trial")
-    arguments.add_argument("--only", type=int, help="this trial alone, with its options")
-    options = arguments.parse_args()
+    seed, numbers, shows = asked("Random runs of --share-prefixes against documents apart.", 100)
     counts, failed, worst, all_computed, all_tokens = {}, 0, 0.0, 0, 0
-    for number in [options.only] if options.only is not None else range(options.first, options.first + options.trials):
+    for number in numbers:
         with tempfile.TemporaryDirectory() as folder:
             try:
-                name, error, computed, tokens = trial(options.seed, number, pathlib.Path(folder), options.only is not None)
+                name, error, computed, tokens = trial(seed, number, pathlib.Path(folder), shows)
                 worst, counts[name] = max(worst, error), counts.get(name, 0) + 1
                 all_computed, all_tokens = all_computed + computed, all_tokens + tokens
             except Exception as error:  # fails only this trial
                 failed += 1
-                print(f"trial {number} of seed {options.seed}: {type(error).__name__}: {error}", flush=True)
+                print(f"trial {number} of seed {seed}: {type(error).__name__}: {error}", flush=True)
     print(f"{sum(counts.values())} passed, {failed} failed: " + ", ".join(f"{name} {n}" for name, n in sorted(counts.items())))
     print(f"worst error {worst:.1e}; {all_computed:.0f} of {all_tokens:.0f} tokens were computed")
     return failed > 0
