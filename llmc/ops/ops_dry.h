@@ -247,6 +247,7 @@ static void *dry_allocate(size_t bytes) {
 }
 static void dry_release(void *memory, size_t bytes) { (void)memory, (void)bytes; }
 static void dry_finish(void) {}
+static int dry_reaches(const void *place, size_t bytes) { return (void)place, (void)bytes, 1; }
 static void dry_repeat(double factor) { dry.factor = factor; }
 static int dry_graph_begin(const GraphKey *key) { return (void)key, 1; }
 static int dry_graph_end(void) { return 0; }
@@ -293,7 +294,8 @@ static Ops ops_dry(DType stored, const Arena *arena, double ridge, int gpu) {
     ops.name = "dry";
     ops.stored = stored, ops.summed = dtype_of_sums(stored);
     ops.allocate = ops.host_allocate = dry_allocate, ops.release = ops.host_release = dry_release;
-    ops.finish = dry_finish, ops.repeat = dry_repeat, ops.attention_choose = dry_attention_choose;
+    ops.finish = dry_finish, ops.reaches = dry_reaches, ops.repeat = dry_repeat,
+    ops.attention_choose = dry_attention_choose;
     ops.graph_begin = dry_graph_begin, ops.graph_end = dry_graph_end, ops.graphs_forget = dry_graphs_forget;
 #define OP(type, op, ...) ops.op = dry_##op;
 #define OP_HOST(...)
