@@ -162,14 +162,15 @@ static void dry_keys_apart(const AttentionShape *shape) {
     }
 }
 
-// Counts the keys and values that decoding reads, and the kernel that merges their parts (cuda/attention_split.cuh).
+// Counts the keys and values that decoding reads, and the kernel that merges their parts, if there are several
+// (cuda/attention_split.cuh).
 static void dry_cached_keys(const AttentionShape *shape) {
     for (size_t i = 0; i < shape->spans.count; i++) {
         const Span span = shape->spans.span[i];
         const size_t keys = span.end - first_key(span.document, span.begin, shape->spans.window);
         dry.counts.moved += dry.factor * (double)(2 * keys * shape->NKV * shape->HD * dry.stored);
     }
-    dry.counts.launches += dry.factor;
+    if (gpu_key_parts(shape->slots, shape->NKV) > 1) dry.counts.launches += dry.factor;
 }
 
 // Counts products of length HD for each pair and query head: q k^T, p v; in backward q k^T, dp, dq, dk, dv.
