@@ -13,9 +13,11 @@ so that other load on the machine affects all equally; prints medians of the rep
     bench gpt2 B T METHOD [REPEATS]   median seconds of one training step of GPT-2 124M (forward, backward, AdamW)
     bench decode MODEL TEXTS PROMPT NEW GROUP [TEMPERATURE [TOP_P]]   completes texts for each line of stdin; on stdout
                                     seconds and ids. dev/compare/decode.py does so in turns with transformers
+    bench token CONFIG PROMPT [REPEATS]   milliseconds of a greedy token after a prompt of PROMPT tokens, with random
+                                    weights: bench_decode token qwen3-8b 32768; beside plan --for sample
     bench prefill   [REPEATS]       prompts packed into passes over prompts one after the other: 256 of 4 to 64 tokens,
                                     64 of 16 to 4096 (lognormal, in slots for 16); 4 layers of Qwen3-0.6B's widths
-On a GPU: decode and prefill. make BACKEND=cuda PRECISION=bf16 build/.../bench_decode
+On a GPU: decode, token and prefill. make BACKEND=cuda PRECISION=bf16 build/.../bench_decode
 */
 #include "llmc/plan/plan.h"
 #include "llmc/estimate/profile.h"
@@ -279,6 +281,41 @@ static void bench_decode(const char *folder, size_t texts, size_t prompt, size_t
     }
 }
 
+// Milliseconds of a token of one text, and seconds of its prompt.
+static void bench_token(const char *config, size_t prompt, size_t repeats) {
+    enum { WARM = 4 }; // tokens before the measured ones: a graph is recorded
+    static BenchPass pass;
+    static const Batch none;
+    static const SamplingSettings greedy;
+    const ContextSettings whole = {0, 0, 0};
+    const Config of = config_from_text(config, "bench", EXIT_USAGE);
+    int32_t *ids = (int32_t *)checked_calloc(prompt, sizeof(int32_t), "a prompt");
+    double seconds[MOST];
+    Sampler sampler;
+    pass.model = model_build(&of, ops_device->stored);
+    pass.settings.gradient_type = ops_device->stored, pass.settings.moment_type = dtype_of_sums(ops_device->stored);
+    pass.settings.cache_tokens = prompt + WARM + repeats;
+    pass_place(&pass, &none);
+    weights_init_random(&pass.model, sharding_whole(), ops_device, pass.stream.memory.weights, 1);
+    for (size_t t = 0; t < prompt; t++) ids[t] = (int32_t)random_below(1, 2, t, of.vocab_size);
+    sampler_allocate(&sampler, &pass.model, pass.settings.cache_tokens, whole);
+    sampler_begin(&sampler, &pass.stream);
+    ops_device->finish();
+    const double begin = seconds_now();
+    sampler_feed(&sampler, ids, prompt);
+    ops_device->finish();
+    const double fed = seconds_now() - begin;
+    for (size_t t = 0; t < WARM; t++) sampler_next(&sampler, &greedy);
+    for (size_t t = 0; t < repeats; t++) {
+        const double start = seconds_now();
+        sampler_next(&sampler, &greedy);
+        seconds[t] = seconds_now() - start;
+    }
+    printf("token: after %zu tokens %.3f ms (median of %zu), the prompt %.3f s\n", prompt,
+           1e3 * median(seconds, repeats), repeats, fed);
+    sampler_end(&sampler), sampler_free(&sampler), free(ids);
+}
+
 // Seconds of running prompts through the model, `slots` at a time: packed, or one after the other.
 static double prefill_seconds(BenchPass *pass, Cache *cache, Append *prompt, size_t count, int packed) {
     cache_begin(cache, &pass->stream);
@@ -344,13 +381,17 @@ int main(int argc, char **argv) {
     threads_wait_briefly(argv);
     const char *what = argc > 1 ? argv[1] : "";
     size_t repeats = 7, B = 0, T = 0, group = 0;
-    int at = !strcmp(what, "gpt2") ? 5 : !strcmp(what, "pass") ? 4 : !strcmp(what, "decode") ? argc : 2;
+    int at = !strcmp(what, "gpt2")                             ? 5
+             : !strcmp(what, "pass") || !strcmp(what, "token") ? 4
+             : !strcmp(what, "decode")                         ? argc
+                                                               : 2;
     if (argc > at && (!parse_size(argv[at], &repeats) || !repeats || repeats > MOST))
         die_usage("repeats are 1 to %d", MOST);
     if ((!strcmp(what, "methods") || !strcmp(what, "orders")) && argc > 3 && (!parse_size(argv[3], &T) || !T))
         die_usage("T is a number of tokens");
-    if (!product_rate && strcmp(what, "decode") != 0 && strcmp(what, "prefill") != 0)
-        die_usage("usage: bench_decode prefill [REPEATS], bench_decode decode MODEL TEXTS PROMPT NEW GROUP");
+    if (!product_rate && strcmp(what, "decode") != 0 && strcmp(what, "token") != 0 && strcmp(what, "prefill") != 0)
+        die_usage("usage: bench_decode prefill [REPEATS], bench_decode token CONFIG PROMPT [REPEATS], bench_decode "
+                  "decode MODEL TEXTS PROMPT NEW GROUP");
     if (!strcmp(what, "layers"))
         bench_layers(repeats);
     else if (!strcmp(what, "seconds"))
@@ -367,6 +408,8 @@ int main(int argc, char **argv) {
         bench_gpt2(B, T, argv[4], repeats);
     else if (!strcmp(what, "pass") && argc > 3 && parse_size(argv[2], &T) && parse_size(argv[3], &B))
         bench_pass(T, B, repeats);
+    else if (!strcmp(what, "token") && argc > 3 && parse_size(argv[3], &T) && T)
+        bench_token(argv[2], T, repeats);
     else if (!strcmp(what, "decode") && argc > 6 && parse_size(argv[3], &B) && B && parse_size(argv[4], &T) && T &&
              parse_size(argv[5], &repeats) && repeats && parse_size(argv[6], &group) && group)
         bench_decode(
@@ -375,6 +418,7 @@ int main(int argc, char **argv) {
     else
         die_usage("usage: bench layers|methods|orders|chunks|prefill|seconds [REPEATS [T]], bench pass T V [REPEATS], "
                   "bench gpt2 B T "
-                  "METHOD [REPEATS], bench decode MODEL TEXTS PROMPT NEW GROUP [TEMPERATURE [TOP_P]]");
+                  "METHOD [REPEATS], bench token CONFIG PROMPT [REPEATS], bench decode MODEL TEXTS PROMPT NEW GROUP "
+                  "[TEMPERATURE [TOP_P]]");
     return 0;
 }

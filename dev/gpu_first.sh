@@ -239,6 +239,15 @@ adamw|a layer, fp32 master|95
 END
 fi
 
+# A token of one text, beside its estimate
+eight=qwen3-8b,num_hidden_layers=8
+for T in 32 4096 32768; do
+    step "a token after $T" 30 "$out/$build/bench_decode" token $eight $T 64 || continue
+    planned=$([ -z "$card" ] || "$TRAIN" plan --for sample --init $eight --max-context $T --machine "$card" --json --quiet 2>>"$log" | value token_seconds)
+    found=$(sed -n 's/^token: after [0-9]* tokens \([0-9.]*\) ms .*/\1/p' "$out/step.out") wanted=$(awk "BEGIN { printf \"%.3g\", 1e3 * ${planned:-0} }")
+    if [ -n "$planned" ]; then row "$(judge near "$found" "$wanted" 0.15)" "a token after $T" "$wanted ms, 15 %" "$found ms"; else row - "a token after $T" - "$found ms"; fi
+done
+
 # ---- 4. all layers, a disk ------------------------------------------------------------------------------------------------------------
 for model in qwen3-8b qwen3.5-9b; do timed "$model at 32768" 60 "--init $model --seq-len 32768 --repeat 3"; done
 timed 'qwen3-8b at 131072' 90 '--init qwen3-8b --seq-len 131072'

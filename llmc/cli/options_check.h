@@ -86,7 +86,7 @@ static void options_check_files(const Options *o) {
         {verb == VERB_LOGPROBS && !o->out, "no output: give --out with the file to write"},
         {o->shared_tokens && o->data.count,
          "--shared-tokens is of random documents; leave it out: documents of --data share what they have in common"},
-        {o->shared_tokens > o->seq_len && option_given(o, "seq-len"),
+        {o->seq_len && o->shared_tokens > o->seq_len,
          "--shared-tokens above --seq-len: documents have no more tokens than that; give fewer"},
         {o->resume && o->overwrite,
          "--resume and --overwrite exclude each other: continue the run, or begin a new one"},

@@ -322,8 +322,9 @@ static double work_seconds(const Machine *m, OpCounts w) {
 }
 
 // Seconds that a kernel of a decoding step takes besides its bytes, as part of a graph. Fits the steps of Qwen3-0.6B
-// and 8B with 2 texts on an H200, 2.1 and 6.0 ms (dev/gpu_log.md), with the share of the bandwidth above.
-static const double DECODE_GAP = 3.7e-6;
+// and 8B with 2 texts on an H200, 2.1 and 6.0 ms of 452 and 580 kernels (dev/gpu_log.md), with the share of the
+// bandwidth above.
+static const double DECODE_GAP = 3.95e-6;
 
 // Returns the seconds of a token of one text: everything is bound by memory. cuda/attention_split.cuh, too: 64 keys of
 // up to 16 heads of 128 take 1022 cycles of an H100's multiprocessor (dev/cuda/cycles.py), 7.4 TB/s.

@@ -90,6 +90,9 @@ static size_t cuda_attention_scratch(size_t n, size_t NH, size_t NKV, size_t HD,
 // Returns the size of [NKV, keys]: the attention that keys receive by the query heads of each key/value head.
 static size_t cuda_attention_received_scratch(size_t keys, size_t NKV) { return NKV * keys; }
 
+// Returns the size of two lists of the chosen blocks.
+static size_t cuda_blocks_choose_scratch(size_t slots) { return 2 * slots; }
+
 static size_t aligned_256(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
 // Sizes attention by cuDNN, with our own kernels for the remaining calls: the larger of what forward and backward stage

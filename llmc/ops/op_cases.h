@@ -137,6 +137,18 @@ static void case_scatter_rows(const OpShape *s) {
     expect(out, 1, 0);
 }
 
+// Gathers n of V rows, in falling order. Every third row stays.
+static void case_gather_rows(const OpShape *s) {
+    check_begin("%zu x %zu", s->n, s->C);
+    const Dim N = all_of(s->n), V = all_of(s->V), C = some_of(s->C, 32);
+    int32_t *row = (int32_t *)check_allocate(s->n * sizeof(int32_t));
+    for (size_t i = 0; i < s->n; i++) row[i] = i % 3 == 2 ? -1 : (int32_t)(s->V - 1 - i % s->V);
+    Tensor *rows = tensor_raw(TENSOR_READ, "row", DTYPE_FP32, N, row), *in = tensor_in("in", V, C);
+    Tensor *out = tensor_inout("out", N, C);
+    CHECK(gather_rows, of(out), of(in), of(rows), len(N), len(C));
+    expect(out, 1, 0);
+}
+
 // ---- weights in 4 bits ----------------------------------------------------------------------------------------------
 static Tensor *tensor_record(QuantFormat format, size_t count) {
     const size_t words = quant_parts(format, count).bytes / sizeof(float);
@@ -477,6 +489,21 @@ static void case_attention_received(const OpShape *s) {
     CHECK(attention_received, of(received), of(q), of(k), of(lse), len(N), len(keys), s->NH, s->NKV, s->HD,
           1 / sqrt((double)s->HD), of(scratch));
     expect(received, attention_slack(s->HD), sqrt((double)(s->n * s->NH)));
+}
+
+// Chooses `count` of the blocks 1 .. positions. Every third slot is empty; the others hold the last blocks.
+static void case_blocks_choose(const OpShape *s) {
+    check_begin("%zu of %zu", s->count, s->positions);
+    const Dim slots = all_of(s->count);
+    int32_t *held = (int32_t *)check_allocate(s->count * sizeof(int32_t));
+    for (size_t i = 0; i < s->count; i++) held[i] = i % 3 == 2 ? 0 : (int32_t)(s->positions - i);
+    Tensor *score = tensor_make(TENSOR_READ, "score", check.ops->summed, all_of(1), all_of(s->positions));
+    Tensor *slot = tensor_raw(TENSOR_CHANGED, "slot", DTYPE_FP32, slots, held);
+    Tensor *taken = tensor_raw(TENSOR_WRITTEN, "taken", DTYPE_FP32, slots, NULL);
+    Tensor *scratch = tensor_scratch(SCRATCH_FOR(blocks_choose, s->count));
+    CHECK(blocks_choose, of(slot), of(taken), of(score), s->positions, s->count, of(scratch));
+    expect_integers(slot);
+    expect_integers(taken);
 }
 
 // ---- the optimizer --------------------------------------------------------------------------------------------------

@@ -87,6 +87,8 @@ OP_MEMORY(int64_t, load, (void *device, const void *place, size_t bytes), (devic
 // makes later ops wait until this transfer and all earlier transfers of the same kind are done; ticket 0: no transfer.
 // A failed transfer ends the program here
 OP_MEMORY(void, await_transfer, (int64_t ticket), (ticket), )
+// returns 1 if ops can read memory of any place, on the device or not; 0: only transfers and copies can
+OP_HOST(int, reaches, (const void *place, size_t bytes), (place, bytes))
 
 // op set "dry" counts each of the following calls `factor` times; other op sets ignore it
 OP_HOST(void, repeat, (double factor), (factor))
@@ -122,6 +124,12 @@ OP_SCRATCH(embedding_backward_scratch, (size_t N, size_t rows, size_t C), (N, ro
 OP(void, scatter_rows, (Stored *out, const Stored *in, const int32_t *row, size_t n, size_t width),
    (out, in, row, n, width),
    TENSOR(out, n ? width : 0, STORED) TENSOR(in, n * width, STORED) TENSOR(row, n, sizeof(int32_t))
+   COUNT(dry_move(2 * n * width, STORED)))
+// out[i,:] = in[row[i],:] of rows in[.,width], i < n; where row[i] < 0, out[i,:] stays. Only the device knows the rows.
+// in: memory of any place that ops reach
+OP(void, gather_rows, (Stored *out, const Stored *in, const int32_t *row, size_t n, size_t width),
+   (out, in, row, n, width),
+   TENSOR(out, n * width, STORED) PLACE(in, n ? width * STORED : 0) TENSOR(row, n, sizeof(int32_t))
    COUNT(dry_move(2 * n * width, STORED)))
 
 // ---- weights in 4 bits ---------------------------------------------------------------------------------------------
@@ -372,6 +380,16 @@ OP(void, attention_received, (Summed *received, const Stored *q, const Stored *k
    TENSOR(lse, n * NH, SUMMED) TENSOR(scratch, OPS->attention_received_scratch(keys, NKV), SUMMED)
    COUNT(dry_received(n, keys, NH, NKV, HD)))
 OP_SCRATCH(attention_received_scratch, (size_t keys, size_t NKV), (keys, NKV))
+// Chooses the `slots` best of blocks 1 .. blocks, by score[block - 1]. Of equal scores the earlier block is better; NaN
+// counts as -infinity; score NULL: all are equal. slots <= blocks. slot[slots]: in, the block in each slot, or 0; no
+// block is there twice. Out: a slot with a chosen block keeps it. All other slots take the remaining chosen blocks, in
+// rising order. taken[slots]: the block that a slot takes; -1: the slot keeps its block
+OP(void, blocks_choose, (int32_t *slot, int32_t *taken, const Summed *score, size_t blocks, size_t slots,
+                         Summed *scratch),
+   (slot, taken, score, blocks, slots, scratch),
+   TENSOR(slot, slots, sizeof(int32_t)) TENSOR(taken, slots, sizeof(int32_t)) TENSOR(score, blocks, SUMMED)
+   TENSOR(scratch, OPS->blocks_choose_scratch(slots), SUMMED) COUNT(dry_move(blocks, SUMMED)))
+OP_SCRATCH(blocks_choose_scratch, (size_t slots), (slots))
 
 // Sinks: each head's softmax has one more term, exp(sinks[h]), which reads no value. With l = lse[n,NH] of attention
 // without the sink: lse = log(exp(l) + exp(sinks[h])), out[n,NH,HD] *= exp(l - lse). attention_backward takes the new

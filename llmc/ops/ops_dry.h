@@ -162,14 +162,15 @@ static void dry_keys_apart(const AttentionShape *shape) {
     }
 }
 
-// Counts the keys and values that decoding reads, and the kernel that merges their parts (cuda/attention_split.cuh).
+// Counts the keys and values that decoding reads, and the kernel that merges their parts, if there are several
+// (cuda/attention_split.cuh).
 static void dry_cached_keys(const AttentionShape *shape) {
     for (size_t i = 0; i < shape->spans.count; i++) {
         const Span span = shape->spans.span[i];
         const size_t keys = span.end - first_key(span.document, span.begin, shape->spans.window);
         dry.counts.moved += dry.factor * (double)(2 * keys * shape->NKV * shape->HD * dry.stored);
     }
-    dry.counts.launches += dry.factor;
+    if (gpu_key_parts(shape->slots, shape->NKV) > 1) dry.counts.launches += dry.factor;
 }
 
 // Counts products of length HD for each pair and query head: q k^T, p v; in backward q k^T, dp, dq, dk, dv.
@@ -247,6 +248,7 @@ static void *dry_allocate(size_t bytes) {
 }
 static void dry_release(void *memory, size_t bytes) { (void)memory, (void)bytes; }
 static void dry_finish(void) {}
+static int dry_reaches(const void *place, size_t bytes) { return (void)place, (void)bytes, 1; }
 static void dry_repeat(double factor) { dry.factor = factor; }
 static int dry_graph_begin(const GraphKey *key) { return (void)key, 1; }
 static int dry_graph_end(void) { return 0; }
@@ -293,7 +295,8 @@ static Ops ops_dry(DType stored, const Arena *arena, double ridge, int gpu) {
     ops.name = "dry";
     ops.stored = stored, ops.summed = dtype_of_sums(stored);
     ops.allocate = ops.host_allocate = dry_allocate, ops.release = ops.host_release = dry_release;
-    ops.finish = dry_finish, ops.repeat = dry_repeat, ops.attention_choose = dry_attention_choose;
+    ops.finish = dry_finish, ops.reaches = dry_reaches, ops.repeat = dry_repeat,
+    ops.attention_choose = dry_attention_choose;
     ops.graph_begin = dry_graph_begin, ops.graph_end = dry_graph_end, ops.graphs_forget = dry_graphs_forget;
 #define OP(type, op, ...) ops.op = dry_##op;
 #define OP_HOST(...)

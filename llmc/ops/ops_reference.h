@@ -29,6 +29,11 @@ static void reference_scatter_rows(double *out, const double *in, const int32_t 
     for (size_t t = 0; t < n; t++) memcpy(out + (size_t)row[t] * width, in + t * width, width * sizeof(double));
 }
 
+static void reference_gather_rows(double *out, const double *in, const int32_t *row, size_t n, size_t width) {
+    for (size_t t = 0; t < n; t++)
+        if (row[t] >= 0) memcpy(out + t * width, in + (size_t)row[t] * width, width * sizeof(double));
+}
+
 // ---- weights in 4 bits: quantise.h's steps, each in double and rounded to fp32, which equals fp32 -------------------
 static void reference_dequantise(double *out, const void *record, const QuantFormat *format, size_t n) {
     const QuantParts p = quant_parts(*format, n);
@@ -276,6 +281,32 @@ static void reference_attention_received(double *received, const double *q, cons
                 for (size_t i = 0; i < HD; i++) score += q[(t * NH + h) * HD + i] * key[i];
                 received[j] += exp(scale * score - lse[t * NH + h]);
             }
+}
+
+// Marks the best block that has no mark, one after another, then gives marked blocks to slots.
+static void reference_blocks_choose(int32_t *slot, int32_t *taken, const double *score, size_t blocks, size_t slots,
+                                    void *scratch) {
+    char *marked = (char *)checked_calloc(blocks + 1, 1, "marks of blocks");
+    (void)scratch;
+    for (size_t i = 0; i < slots; i++) {
+        size_t best = 0;
+        double highest = -INFINITY;
+        for (size_t b = 1; b <= blocks; b++) {
+            const double own = score && !isnan(score[b - 1]) ? score[b - 1] : -INFINITY;
+            if (!marked[b] && (!best || own > highest)) best = b, highest = own;
+        }
+        marked[best] = 1;
+    }
+    for (size_t i = 0; i < slots; i++) {
+        taken[i] = slot[i] && marked[slot[i]] ? -1 : 0;
+        if (taken[i]) marked[slot[i]] = 2;
+    }
+    for (size_t i = 0, next = 1; i < slots; i++) {
+        if (taken[i]) continue;
+        while (marked[next] != 1) next++;
+        slot[i] = taken[i] = (int32_t)next++;
+    }
+    free(marked);
 }
 
 // ---- sinks ----------------------------------------------------------------------------------------------------------

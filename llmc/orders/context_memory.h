@@ -38,31 +38,27 @@ typedef struct {
     size_t loaded; // blocks that a chunk of queries loads
 } ContextSettings;
 
-// A layer's slots for loaded blocks
-typedef struct {
-    size_t *block; // [slots] number of the block in each slot; 0: none yet
-    PageSlot page;
-} LoadedBlocks;
-
 typedef struct {
     ContextSettings set;
-    size_t layers;        // full-attention layers
-    size_t most, slots;   // blocks that ever leave the window; slots of a layer
-    size_t held, left;    // tokens in the window; blocks that have left it, the first tokens included
-    size_t leaving;       // blocks that leave before the current chunk
-    Marks mark;           // marks of the arenas before context_begin
-    Stored *rotated;      // [layers,window,KV] keys of the window, at the positions of their rows
-    Stored *outside[2];   // [layers,(1 + slots) * block,KV] K and V of the first tokens and the loaded blocks
-    Stored *home[2];      // [layers,most,block,KV] K and V of blocks
-    Stored *key;          // [layers,most,KV] sums of representatives
-    Summed *received;     // [layers,window] attention that the window's keys got
-    Stored *groups;       // [chunk * NH,NKV] 1 where a query head reads a key head, else 0
-    int32_t *zero;        // [chunk] positions in full-attention layers: 0
-    int32_t *running;     // [chunk] positions in other layers: the tokens' own
-    int32_t *row, *edge;  // [window] positions 0, 1, ...; [chunk] positions `window`
-    LoadedBlocks *blocks; // [layers] host
-    void *host;           // scratch for scores, attention received, representatives, groups
-    uint8_t *wanted;      // [most] host: 1: chosen by the current chunk; 2: chosen and loaded already
+    size_t layers;       // full-attention layers
+    size_t most, slots;  // blocks that ever leave the window; slots of a layer
+    size_t held, left;   // tokens in the window; blocks that have left it, the first tokens included
+    size_t leaving;      // blocks that leave before the current chunk
+    Marks mark;          // marks of the arenas before context_begin
+    Stored *rotated;     // [layers,window,KV] keys of the window, at the positions of their rows
+    Stored *outside[2];  // [layers,(1 + slots) * block,KV] K and V of the first tokens and the loaded blocks
+    Stored *home[2];     // [layers,most,block,KV] K and V of blocks
+    Stored *key;         // [layers,most,KV] sums of representatives
+    Summed *received;    // [layers,window] attention that the window's keys got
+    Stored *groups;      // [chunk * NH,NKV] 1 where a query head reads a key head, else 0
+    int32_t *zero;       // [chunk] positions in full-attention layers: 0
+    int32_t *running;    // [chunk] positions in other layers: the tokens' own
+    int32_t *row, *edge; // [window] positions 0, 1, ...; [chunk] positions `window`
+    int32_t *slot;       // [layers,slots] number of the block in each slot; 0: none yet
+    int32_t *taken;      // [slots] blocks that the current layer loads; -1: the slot keeps its block
+    int reached;         // 1: ops read blocks where they are; 0: the host loads them, so it must know their numbers
+    PageSlot *page;      // [layers] host: transfers of blocks
+    void *host;          // scratch for numbers of blocks, attention received, representatives, groups
 } ContextMemory;
 
 // Returns why a model cannot have this memory; NULL: it can.
@@ -77,8 +73,7 @@ static size_t context_chunk(ContextSettings set, size_t chunk) {
     return max_size(min_size(min_size(chunk, CONTEXT_CHUNK), (set.window - set.block) / 2), 1);
 }
 
-// Allocates host memory for lists of loaded blocks, scores and positions. It outlives the context memory's tensors on
-// the arena.
+// Allocates host memory for transfers and scratch. It outlives the context memory's tensors on the arena.
 static void context_allocate(ContextMemory *m, ContextSettings set, const Model *model, size_t capacity) {
     const Config *c = &model->config;
     memset(m, 0, sizeof(*m));
@@ -88,18 +83,14 @@ static void context_allocate(ContextMemory *m, ContextSettings set, const Model 
     m->slots = min_size(set.loaded, max_size(m->most, 1) - 1);
     const size_t leaving = CONTEXT_CHUNK / set.block + 2; // most blocks that leave at a time
     const size_t masks = leaving * set.block * leaving, groups = CONTEXT_CHUNK * c->num_attention_heads;
-    m->blocks = (LoadedBlocks *)checked_calloc(m->layers, sizeof(LoadedBlocks), "blocks of a long text");
-    m->blocks->block = (size_t *)checked_calloc(m->layers * m->slots + 1, sizeof(size_t), "blocks of a long text");
-    for (size_t l = 1; l < m->layers; l++) m->blocks[l].block = m->blocks->block + l * m->slots;
+    m->page = (PageSlot *)checked_calloc(m->layers, sizeof(PageSlot), "blocks of a long text");
     m->host =
-        checked_calloc(max_size(max_size(max_size(m->most, 2 * masks), set.window), groups * shapes_of(model).NKV),
-                       sizeof(double), "scores of blocks");
-    m->wanted = (uint8_t *)checked_calloc(m->most + 1, 1, "blocks of a long text");
+        checked_calloc(max_size(max_size(max_size(m->slots, 2 * masks), set.window), groups * shapes_of(model).NKV),
+                       sizeof(double), "blocks of a long text");
 }
 
 static void context_free(ContextMemory *m) {
-    if (m->blocks) free(m->blocks->block);
-    free(m->blocks), free(m->host), free(m->wanted);
+    free(m->page), free(m->host);
     memset(m, 0, sizeof(*m));
 }
 
@@ -133,8 +124,7 @@ static void context_begin(ContextMemory *m, Cache *cache, StreamBP *s) {
     const size_t window = min_size(m->set.window, cache->capacity);
     m->mark = marks_of(s->arena), m->held = m->left = 0;
     cache->rows = min_size(context_chunk(m->set, s->setup->chunk), cache->capacity), cache->used[0] = 0;
-    memset(m->blocks->block, 0, m->layers * m->slots * sizeof(size_t));
-    for (size_t l = 0; l < m->layers; l++) memset(&m->blocks[l].page, 0, sizeof(PageSlot));
+    memset(m->page, 0, m->layers * sizeof(PageSlot));
     s->now.pass = PASS_FORWARD_ONLY;
     sequence_set(s, &cache->documents);
     sequence_split(s, 1);
@@ -154,6 +144,8 @@ static void context_begin(ContextMemory *m, Cache *cache, StreamBP *s) {
             (Stored *)arena_push(memory_of(&s->memory, PLACED_INPUTS), SHARE_KV,
                                  j ? "values of blocks" : "keys in blocks", m->layers * m->most * block, d.stored);
     }
+    m->reached = s->ops->reaches(m->home[0], m->layers * m->most * block * d.stored) &&
+                 s->ops->reaches(m->home[1], m->layers * m->most * block * d.stored);
     s->now.rows = cache->rows;
     push_inputs(s);
     if (expert_layers(s))
@@ -165,12 +157,14 @@ static void context_begin(ContextMemory *m, Cache *cache, StreamBP *s) {
     cache->token = push_positions(s, "drawn tokens", 1);
     cache->uniform = (double *)arena_push(s->arena, SHARE_WORKSPACE, "uniform numbers", 1, sizeof(double));
     m->groups = push_stored(s, SHARE_WORKSPACE, "heads of groups", cache->rows * d.NH * d.NKV);
+    m->slot = push_positions(s, "blocks in slots", m->layers * m->slots);
+    m->taken = push_positions(s, "blocks to load", m->slots);
+    s->ops->zero(m->slot, m->layers * m->slots * sizeof(int32_t));
     context_fill(m, cache, s);
 }
 
 static void context_end(ContextMemory *m, StreamBP *s) {
-    for (size_t l = 0; l < m->layers; l++)
-        page_finish(s->ops, &m->blocks[l].page), page_await(s->ops, &m->blocks[l].page);
+    for (size_t l = 0; l < m->layers; l++) page_finish(s->ops, &m->page[l]), page_await(s->ops, &m->page[l]);
     s->routes.fed = NULL;
     marks_pop(s->arena, m->mark);
 }
@@ -200,7 +194,7 @@ static void block_move(ContextMemory *m, StreamBP *s, size_t l, size_t number, i
     for (size_t j = 0; j < 2; j++) {
         Stored *home = stored_row(s, m->home[j], i * m->most + number, count);
         if (is_off_device(&s->memory, PLACED_INPUTS))
-            page_move(layer_pager(&s->memory, PLACED_INPUTS), &m->blocks[i].page, in, rows[j], home, count * d.stored);
+            page_move(layer_pager(&s->memory, PLACED_INPUTS), &m->page[i], in, rows[j], home, count * d.stored);
         else
             s->ops->copy(in ? rows[j] : home, in ? home : rows[j], count * d.stored);
     }
@@ -253,56 +247,56 @@ static void blocks_leave(ContextMemory *m, StreamBP *s, size_t l) {
             s->ops->copy(outside_rows(m, s, l, j, 0), from[j], m->set.block * row);
         if (number) block_move(m, s, l, number, 0, from);
     }
-    page_finish(s->ops, &m->blocks[i].page);
+    page_finish(s->ops, &m->page[i]);
     slide_rows(s->ops, k, rows, 0, m->held, row), slide_rows(s->ops, v, rows, 0, m->held, row);
     slide_rows(s->ops, summed_row(s, m->received, i, s->kv.rows[0]), rows, 0, m->held, d.summed);
     if (m->held) s->ops->copy(rotated, k, m->held * row);
     rotate_from_zero(s, l, rotated, m->row, m->held, 0);
 }
 
-// Scores the blocks in memory for queries q[n,NH,HD], and marks the best blocks as wanted; ties go to the earlier
-// block.
-static void blocks_choose(ContextMemory *m, const StreamBP *s, size_t l, const Stored *q, size_t n) {
+// Fills m->taken for queries q[n,NH,HD] of layer l: scores the blocks in memory, and gives the best ones to the layer's
+// `count` slots. Ties go to the earlier block.
+static void blocks_choose(const ContextMemory *m, const StreamBP *s, size_t l, const Stored *q, size_t n,
+                          size_t count) {
     const Shapes d = layer_of(s, l)->shape;
     const size_t blocks = m->left - 1, mark = arena_mark(s->arena);
-    const DType sums = dtype_of_sums(s->model->dtype);
     Stored *x = push_stored(s, SHARE_WORKSPACE, "queries of blocks", d.KV);
     Summed *sum = push_summed(s, SHARE_WORKSPACE, "sums of queries", d.KV);
     Summed *score = push_summed(s, SHARE_WORKSPACE, "scores of blocks", blocks);
-    s->ops->zero(sum, d.KV * d.summed);
-    s->ops->linear_backward_weight(sum, NULL, m->groups, q, n * d.NH, d.HD, d.NKV, d.NKV);
-    s->ops->round_sums(x, sum, d.KV);
-    s->ops->router_logits(score, x, stored_row(s, m->key, full_number(s, l) * m->most + 1, d.KV), NULL, 1, d.KV, blocks,
-                          0);
-    s->ops->copy_out(m->host, score, blocks * d.summed);
-    memset(m->wanted, 0, m->most);
-    for (size_t i = 0; i < m->slots; i++) {
-        size_t best = 0; // block number: 1, 2, ...; 0: none yet
-        for (size_t b = 1; b <= blocks; b++)
-            if (!m->wanted[b] && (!best || value_at(m->host, sums, b - 1) > value_at(m->host, sums, best - 1)))
-                best = b;
-        m->wanted[best] = 1;
+    Summed *scratch = push_summed(s, SHARE_WORKSPACE, "best blocks", s->ops->blocks_choose_scratch(count));
+    if (blocks > count) {
+        s->ops->zero(sum, d.KV * d.summed);
+        s->ops->linear_backward_weight(sum, NULL, m->groups, q, n * d.NH, d.HD, d.NKV, d.NKV);
+        s->ops->round_sums(x, sum, d.KV);
+        s->ops->router_logits(score, x, stored_row(s, m->key, full_number(s, l) * m->most + 1, d.KV), NULL, 1, d.KV,
+                              blocks, 0);
     }
+    s->ops->blocks_choose(m->slot + full_number(s, l) * m->slots, m->taken, blocks > count ? score : NULL, blocks,
+                          count, scratch);
     arena_pop(s->arena, mark);
+}
+
+// Loads m->taken[count] into slots of layer l from a place that only the host reaches.
+static void blocks_fetch(ContextMemory *m, StreamBP *s, size_t l, size_t count) {
+    const int32_t *taken = (const int32_t *)m->host;
+    s->ops->copy_out(m->host, m->taken, count * sizeof(int32_t));
+    for (size_t i = 0; i < count; i++) {
+        const size_t row = (1 + i) * m->set.block;
+        Stored *const to[2] = {outside_rows(m, s, l, 0, row), outside_rows(m, s, l, 1, row)};
+        if (taken[i] >= 0) block_move(m, s, l, (size_t)taken[i], 1, to);
+    }
+    page_await(s->ops, &m->page[full_number(s, l)]);
 }
 
 // Loads the blocks of layer l that the queries q[n,NH,HD] want, unless they are loaded already. Returns their number.
 static size_t blocks_load(ContextMemory *m, StreamBP *s, size_t l, const Stored *q, size_t n) {
-    LoadedBlocks *loaded = &m->blocks[full_number(s, l)];
-    const size_t blocks = m->left - 1, count = min_size(blocks, m->slots);
-    const int in_order = walk_is_in_order(&s->memory.walk); // the dry run loads all blocks
-    memset(m->wanted, 1, m->most);
-    if (blocks > m->slots && m->slots) blocks_choose(m, s, l, q, n);
-    for (size_t i = 0; i < count; i++)
-        if (loaded->block[i] && m->wanted[loaded->block[i]]) m->wanted[loaded->block[i]] = 2; // loaded already
-    for (size_t i = 0, next = 1; i < count; i++) {
-        const size_t row = (1 + i) * m->set.block;
-        Stored *const to[2] = {outside_rows(m, s, l, 0, row), outside_rows(m, s, l, 1, row)};
-        if (loaded->block[i] && m->wanted[loaded->block[i]] && in_order) continue;
-        while (m->wanted[next] != 1 && in_order) next++;
-        block_move(m, s, l, loaded->block[i] = next++, 1, to);
-    }
-    page_await(s->ops, &loaded->page);
+    const size_t count = min_size(m->left - 1, m->slots), width = m->set.block * layer_of(s, l)->shape.KV;
+    if (!count) return 0;
+    blocks_choose(m, s, l, q, n, count);
+    for (size_t j = 0; j < 2 && m->reached; j++)
+        s->ops->gather_rows(outside_rows(m, s, l, j, m->set.block),
+                            stored_row(s, m->home[j], full_number(s, l) * m->most, width), m->taken, count, width);
+    if (!m->reached) blocks_fetch(m, s, l, count);
     return count;
 }
 

@@ -175,6 +175,8 @@ static void options_check_prefixes(const Options *o, const Lora *lora) {
 static void settings_note(const Options *o, World world, const Lora *lora) {
     const int gathers = world.zero == ZERO_WEIGHTS && world_ranks(world) > 1;
     const int shares = prefixes_from_options(o, lora) != PREFIXES_NONE;
+    if (o->share_prefixes == SHARE_PREFIXES_ON && !o->data.count && !o->shared_tokens)
+        note("--share-prefixes on: random documents share no tokens; give --data, or --shared-tokens P");
     if (o->method == METHOD_AUTO && (world_sp(world) > 1 || gathers || shares))
         note("--method auto: with --%s only stream applies, not seco", gathers  ? "zero 3"
                                                                        : shares ? "share-prefixes"

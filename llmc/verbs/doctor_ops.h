@@ -95,7 +95,8 @@ static int op_shape(const char *op, const Config *c, size_t n, size_t i, OpShape
     if (!strcmp(kind, "embedding")) s->positions = min_size(n, c->max_position_embeddings), s->type = check.ops->summed;
     if (!strcmp(kind, "rope")) s->positions = 131072;
     if (!strcmp(kind, "draw")) s->seed = i;
-    if (!strcmp(op, "scatter_rows")) s->V = 2 * n;
+    if (!strcmp(op, "scatter_rows") || !strcmp(op, "gather_rows")) s->V = 2 * n;
+    if (!strcmp(op, "blocks_choose")) s->positions = n, s->count = min_size(n, 16);
     if (!strcmp(kind, "attention_received")) s->positions = 2 * s->n;
     if (!strcmp(kind, "norm")) { // the second shape: of heads; the third: of values
         shapes = c->family->value_norm ? 3 : config_qk_norm(c) ? 2 : 1, s->bare = i == 2;

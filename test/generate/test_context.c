@@ -164,6 +164,25 @@ TEST(long_texts_equal_the_reference) {
     }
 }
 
+// ---- waits for the device ------------------------------------------------------------------------------------------
+// The host waits for a layer where a block leaves its window, to choose representatives, and where blocks come from a
+// disk. It waits nowhere else.
+TEST(host_waits_only_for_leaving_blocks) {
+    enum { BEFORE = 80, TOKENS = 16, SHORTEST = 24, EACH = 8, LAYERS = 3 };
+    int32_t text[BEFORE + TOKENS] = {0};
+    for (int place = PLACE_DEVICE; place < PLACES && !EMULATED; place++) {
+        test_case("%s", place_names[place]);
+        Run *run =
+            run_of(1, context_run(8, BEFORE + TOKENS, SHORTEST, EACH, 2, (Place)place), NULL, 1); // 9 blocks, 2 loaded
+        sampler_begin(&run->sampler, &run->tiny.s);
+        sampler_feed(&run->sampler, text, BEFORE);
+        const size_t before = fence.reads, leaving = TOKENS / EACH, fetched = place == PLACE_DISK ? TOKENS : 0;
+        for (size_t t = 0; t < TOKENS; t++) sampler_feed(&run->sampler, text + BEFORE + t, 1);
+        assert_int_equal(fence.reads - before, LAYERS * (leaving + fetched));
+        sampler_end(&run->sampler), run_close(run);
+    }
+}
+
 // ---- the plan ------------------------------------------------------------------------------------------------------
 TEST(plan_is_what_a_run_uses) {
     static const size_t chunks[] = {1, 5, 100}, capacities[] = {1, 24, 40, 90}, tried[] = {1, 4, 5, 7, 8};

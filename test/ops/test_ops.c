@@ -288,6 +288,29 @@ TEST(attention_received) {
     }
 }
 
+// Scores of few values tie; NaN counts as -infinity. Slots hold some of the best blocks, or nothing.
+TEST(blocks_choose) {
+    static const size_t shapes[][2] = {{1, 1}, {1, 9}, {3, 3}, {4, 40}, {7, 64}, {16, 250}, {33, 301}, {300, 700}};
+    for (size_t i = 0; i < 4 * COUNT_OF(shapes); i++) {
+        const OpShape s = {.count = shapes[i / 4][0], .positions = shapes[i / 4][1]};
+        if (i % 4 == 3 && s.count < s.positions) continue; // all fit
+        case_of(i % 4 == 3 ? ", no score" : "", "%s scores", i % 4 == 1 ? "three" : i % 4 == 2 ? "odd" : "drawn");
+        double *score = case_doubles(s.positions);
+        for (size_t b = 0; b < s.positions; b++) {
+            const uint64_t drawn = test_random_below(6);
+            score[b] = i % 4 == 1 ? (double)(drawn % 3) : drawn < 2 ? NAN : drawn < 4 ? -INFINITY : drawn * 0.0;
+        }
+        if (i % 4 == 1 || i % 4 == 2) given("score", score);
+        int32_t *slot = (int32_t *)case_memory(s.count * sizeof(int32_t));
+        for (size_t j = 0, b = 1; j < s.count; j++) { // blocks in rising order, with gaps
+            slot[j] = test_random_below(3) && b <= s.positions ? (int32_t)b++ : 0;
+            b += test_random_below(3);
+        }
+        given("slot", slot);
+        case_blocks_choose(&s);
+    }
+}
+
 // ---- gradients ------------------------------------------------------------------------------------------------------
 static const size_t lengths_of_vectors[] = {1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 64, 65, 127, 1000, 4099, 100003};
 

@@ -137,4 +137,16 @@ TEST(scatter_rows) {
     }
 }
 
+// ---- gathered rows --------------------------------------------------------------------------------------------------
+TEST(gather_rows) {
+    static const size_t shapes[][3] = {{1, 1, 1},   {3, 7, 5},   {16, 16, 64},
+                                       {70, 5, 96}, {33, 70, 1}, {200, 1000, 130}}; // n, rows of in, width
+    for (size_t i = 0; i < COUNT_OF(shapes); i++) {
+        const OpShape s = {.n = shapes[i][0], .V = shapes[i][1], .C = shapes[i][2]};
+        case_of("", "of %zu rows", s.V);
+        varied.exactly = 1;
+        case_gather_rows(&s);
+    }
+}
+
 #endif

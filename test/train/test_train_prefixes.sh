@@ -76,6 +76,53 @@ in_two_parts family 4 '' $families
 check 'families resume to the bit' same_run "$WORK/family" "$WORK/family-parts" 4
 refuses 1 'was trained with --batch 1, now it is 2' train $families --steps 6 --out "$WORK/family-parts" --resume --batch 2
 
+# ---- log-probabilities, losses and metrics of plain documents and of groups ------------------------------------------------------
+make_documents "$WORK/advantages.bin" 96 200,180,190,240,170,171,200,160 6 150 advantages 4
+make_documents "$WORK/labels.bin" 96 200,180,190,240,170,171,200,160 6 150 labels 4
+written() { od -A n -v -t f4 -w4 -j 256 "$1"; } # the values of a file of log-probabilities
+same_numbers() { awk '{ d = $1 - $2; n += $1 != 0; if (d < -1e-6 || d > 1e-6) bad = 1 } END { exit bad || n < 300 }'; }
+for kind in advantages labels pairs groups agent; do
+    for share in on off; do
+        succeeds logprobs --init $TINY --seed 3 --data "$WORK/$kind.bin" --seq-len 500 --batch 4 --share-prefixes $share --out "$WORK/$kind-$share.logprobs"
+        written "$WORK/$kind-$share.logprobs" >"$WORK/values-$share"
+    done
+    check "$kind: log-probabilities on as off" same_numbers <<END
+$(paste -d' ' "$WORK/values-on" "$WORK/values-off")
+END
+done
+measured() { sed 's/"seconds": .*//' "$WORK/out" | tr -s ' {}":,' '\n'; } # numbers of eval, a word each
+evaluated() { # objective, data, --share-prefixes, options
+    objective=$1 kind=$2 share=$3
+    shift 3
+    succeeds eval --init $TINY --seed 3 --objective $objective --data "$WORK/$kind.bin" --seq-len 500 --batch 4 --json --quiet "$@" --share-prefixes $share
+    measured >"$WORK/values"
+    succeeds eval --init $TINY --seed 3 --objective $objective --data "$WORK/$kind.bin" --seq-len 500 --batch 4 --json --quiet "$@" --share-prefixes off
+    check "eval of $objective: on as off" awk '{ d = $1 - $2; if (d < -1e-9 || d > 1e-9 || ($1 != $2 && $1 + 0 == 0)) bad = 1 } END { exit bad || NR < 6 }' <<END
+$(measured | paste -d' ' "$WORK/values" -)
+END
+}
+evaluated sft agent on
+evaluated orpo pairs auto
+evaluated dpo pairs auto --reference-logprobs "$WORK/pairs-on.logprobs"
+evaluated ppo advantages on --beta 0.1 --reference-logprobs "$WORK/advantages-on.logprobs"
+for objective in grpo gspo cispo; do evaluated $objective groups auto; done
+alike="--share-prefixes on --samples 8 --batch 4 --seq-len 320 --steps 3"
+both ppo 35 45 $small $alike --data "$WORK/advantages.bin" --objective ppo --beta 0.1 --old-logprobs "$WORK/advantages-on.logprobs"
+check 'ratios to the policy before the run' grep -q '"ratio": 0\.998' "$WORK/ppo/log.jsonl"
+both kto 45 55 $small $alike --data "$WORK/labels.bin" --objective kto --val-data "$WORK/labels.bin" --val-every 2
+check 'with validations' grep -q '"val_loss"' "$WORK/kto/log.jsonl"
+
+# ---- the longest documents that fit -----------------------------------------------------------------------------------------------
+for share in auto on; do
+    succeeds plan --init $TINY --objective dpo --data "$WORK/pairs.bin" --seq-len auto --share-prefixes $share
+    succeeds train $small --data "$WORK/agent.bin" --seq-len auto --share-prefixes $share --batch 2 --steps 1 --out "$WORK/auto-$share"
+done
+check 'plain documents share with on' [ "$(computed "$WORK/auto-on")" -lt 80 -a "$(computed "$WORK/auto-auto")" = 100 ]
+succeeds plan --init $TINY --seq-len auto --shared-tokens 100 --batch 2
+says out '^shared   2 documents share 100 tokens: '
+succeeds plan --init $TINY --seq-len auto --share-prefixes on
+says err '^note: --share-prefixes on: random documents share no tokens; give --data, or --shared-tokens P$'
+
 # ---- parts of sequences, and other micro-batches ------------------------------------------------------------------------------
 if command -v mpirun >/dev/null; then
     LAUNCHED="test/ranks/mpirun.sh 2"

@@ -89,12 +89,18 @@ static void cpu_embedding_backward(void *dw, DType dw_type, const Stored *dx, co
     }
 }
 
-// ---- scattered rows -------------------------------------------------------------------------------------------------
-
+// ---- scattered and gathered rows ------------------------------------------------------------------------------------
 static void cpu_scatter_rows(Stored *out, const Stored *in, const int32_t *row, size_t n, size_t width) {
 #pragma omp parallel for schedule(static) if (n * width >= PARALLEL_MIN)
     for (size_t i = 0; i < n; i++)
         memcpy((floatX *)out + (size_t)row[i] * width, (const floatX *)in + i * width, width * sizeof(floatX));
+}
+
+static void cpu_gather_rows(Stored *out, const Stored *in, const int32_t *row, size_t n, size_t width) {
+#pragma omp parallel for schedule(static) if (n * width >= PARALLEL_MIN)
+    for (size_t i = 0; i < n; i++)
+        if (row[i] >= 0)
+            memcpy((floatX *)out + i * width, (const floatX *)in + (size_t)row[i] * width, width * sizeof(floatX));
 }
 
 #endif

@@ -108,6 +108,8 @@ static int64_t cpu_load(void *device, const void *place, size_t bytes) {
     return TRANSFER_KINDS * disk_ask(DISK_READS, file, place, device, bytes, 0) + LOAD_DISK;
 }
 
+static int cpu_reaches(const void *place, size_t bytes) { return (void)bytes, !disk_file_of(place); }
+
 // Cancels pending transfers of memory that is released.
 static void transfers_forget(const void *memory, size_t bytes) {
     disk_forget(memory, bytes, NULL);

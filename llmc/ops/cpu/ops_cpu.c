@@ -13,13 +13,14 @@ once per precision (precision.h) and linked to the driver.
 #include "llmc/ops/ops.h"
 #include "precision.h"  // floatX and floatS
 #include "memory.h"     // allocate, release, copy, zero, transfers
-#include "embedding.h"  // token and position embeddings, scattered rows
+#include "embedding.h"  // token and position embeddings, scattered and gathered rows
 #include "norm.h"       // RMSNorm, LayerNorm
 #include "linear.h"     // matrix products
 #include "adapter.h"    // adapters (LoRA)
 #include "rope.h"       // rotary position embedding
 #include "attention.h"  // attention of one chunk over its documents' keys
 #include "received.h"   // attention that each key receives
+#include "blocks.h"     // the best blocks of a long text
 #include "sink.h"       // sinks of attention
 #include "gate.h"       // the gate of attention's output
 #include "conv.h"       // linear attention: the convolution

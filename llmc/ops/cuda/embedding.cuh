@@ -191,7 +191,7 @@ static void cuda_embedding_backward(void *dw, DType dw_type, const Stored *dx, c
     });
 }
 
-// ---- scattered rows -------------------------------------------------------------------------------------------------
+// ---- scattered and gathered rows ------------------------------------------------------------------------------------
 template <int W>
 __global__ void scatter_rows_kernel(floatX *out, const floatX *in, const int32_t *row, size_t n, size_t width) {
     FOR_EACH_ROW(t, c, W, n, width)
@@ -201,6 +201,20 @@ __global__ void scatter_rows_kernel(floatX *out, const floatX *in, const int32_t
 static void cuda_scatter_rows(Stored *out, const Stored *in, const int32_t *row, size_t n, size_t width) {
     with_width<floatX>(width % full_pack<floatX> == 0 && all_aligned(out, in), [&](auto W) {
         LAUNCH((scatter_rows_kernel<W>), rows_grid(n, width / W), rows_threads(width / W), 0)
+        ((floatX *)out, (const floatX *)in, row, n, width);
+    });
+}
+
+// `in` may be pinned host memory, which has the same address on the device.
+template <int W>
+__global__ void gather_rows_kernel(floatX *out, const floatX *in, const int32_t *row, size_t n, size_t width) {
+    FOR_EACH_ROW(t, c, W, n, width)
+    if (row[t] >= 0) pack_write(out + t * width + c, pack_read<W>(in + (size_t)row[t] * width + c));
+}
+
+static void cuda_gather_rows(Stored *out, const Stored *in, const int32_t *row, size_t n, size_t width) {
+    with_width<floatX>(width % full_pack<floatX> == 0 && all_aligned(out, in), [&](auto W) {
+        LAUNCH((gather_rows_kernel<W>), rows_grid(n, width / W), rows_threads(width / W), 0)
         ((floatX *)out, (const floatX *)in, row, n, width);
     });
 }

@@ -270,6 +270,17 @@ static int64_t cuda_load(void *to, const void *place, size_t bytes) {
     return TRANSFER_KINDS * disk_ask(DISK_READS, file, place, to, bytes, 0) + LOAD_DISK;
 }
 
+// Host memory must be pinned, and kernels must see it at the host's address.
+static int cuda_reaches(const void *place, size_t bytes) {
+    const HostMemory *memory = host_memory_of(place);
+    int same = 1;
+    if (disk_file_of(place)) return 0;
+    if (!memory) return 1;
+    CUDA_CHECK(cudaDeviceGetAttribute(&same, cudaDevAttrCanUseHostPointerForRegisteredMem, device.number),
+               "asking how kernels reach host memory");
+    return same && (size_t)((const char *)place - memory->base) + bytes <= memory->pinned;
+}
+
 static void cuda_await_transfer(int64_t ticket) {
     const int64_t kind = ticket % TRANSFER_KINDS, n = ticket / TRANSFER_KINDS;
     if (n && kind >= STORE_DISK)

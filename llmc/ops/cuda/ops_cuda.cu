@@ -13,7 +13,7 @@ replaces the libraries' memory and matrix products.
 #include "collective.cuh" // collectives between processes, by NCCL
 #include "linear.cuh"     // matrix products, by cuBLASLt
 #endif
-#include "embedding.cuh" // token and position embeddings, scattered rows
+#include "embedding.cuh" // token and position embeddings, scattered and gathered rows
 #include "norm.cuh"      // RMSNorm, LayerNorm
 #include "adapter.cuh"   // scaling and dropout of adapters (LoRA)
 #include "rope.cuh"      // rotary position embedding
@@ -22,6 +22,7 @@ replaces the libraries' memory and matrix products.
 #include "attention_cudnn.cuh" // attention's long spans, by cuDNN
 #endif
 #include "received.cuh"     // attention that each key receives
+#include "blocks.cuh"       // the best blocks of a long text
 #include "sink.cuh"         // sinks of attention
 #include "gate.cuh"         // the gate of attention's output
 #include "conv.cuh"         // linear attention: the convolution
@@ -96,8 +97,8 @@ constexpr char LIBRARIES[] = "CUDA " VERSION_TEXT(__CUDACC_VER_MAJOR__, __CUDACC
 #endif
 
 static constexpr Ops ops_cuda_make(void) {
-    Ops ops = {"cuda",     LIBRARIES,         FLOATX_DTYPE,     DTYPE_FP32,
-               CUDA_CHUNK, CUDA_LOGITS_CHUNK, GPU_ROW_MULTIPLE, QUANTISED_ROWS, 1};
+    Ops ops = {"cuda",         LIBRARIES, FLOATX_DTYPE, DTYPE_FP32, CUDA_CHUNK, CUDA_LOGITS_CHUNK, GPU_ROW_MULTIPLE,
+               QUANTISED_ROWS, 1};
 #define OP(type, op, ...) ops.op = cuda_##op;
 #include "llmc/ops/op_list.h"
 #ifdef HAVE_CUDNN
