@@ -465,6 +465,7 @@ static Options options_parse(int argc, char **argv) {
     options_add_meaning(&options);
     options_add_cards(&options);
     options_add_replicas(&options);
+    options_download(&options);
     options_follow_run(&options);
     options_check_tables(&options);
     options_check_files(&options);
