@@ -156,7 +156,7 @@ static void runlog_options(RunLog *log, size_t step, const Run *run, const RunSo
     const char *revision = hub_revision(source->text[SOURCE_FOLDER]);
     if (!log->records || step >= log->steps) return; // this part of the run has no steps
     JsonOut json = runlog_record(log, step + 1);
-    json_text(&json, "version", STREAMBP_VERSION);
+    json_text(&json, "version", program_version());
     json_text(&json, "commit", program_commit());
     if (revision) json_text(&json, "revision", revision);
     report_method_json(&json, run);
