@@ -175,8 +175,9 @@ build/cjson/cJSON.c:
 %/cJSON.c:
 	@echo 'CJSON=$*: there is no cJSON.c in it; name the folder of its source' >&2; exit 1
 
-# The commit that --version prints; recompiled when it changes.
-COMMIT = const char build_commit[] = "$(or $(shell git describe --always --dirty --abbrev=12 2>/dev/null),unknown)";
+# The version and commit that --version prints; recompiled when they change.
+COMMIT = const char build_commit[] = "$(or $(shell git describe --always --dirty --abbrev=12 2>/dev/null),unknown)"; \
+	const char build_version[] = "$(or $(shell cat VERSION 2>/dev/null),unknown)";
 $(BUILD)/commit.c: FORCE
 	@mkdir -p $(BUILD)
 	@echo '$(COMMIT)' | cmp -s - $@ || echo '$(COMMIT)' > $@

@@ -136,8 +136,9 @@ def chosen(folder, files, texts, asked, saved, left, say):
     return [path for path in files if path not in inner or found.get(path) in takes]
 
 
-def find(paths, name, say, splits=()):
-    """Returns the named files, and the files in named folders, sorted by name. name: the format; splits: from --splits"""
+def find(paths, name, say, splits=(), own_splits=None):
+    """Returns the named files, and the files in named folders, sorted by name. name: the format; splits: from --splits; own_splits: {folder: its
+    splits} of folders that have others"""
     files, seen, saved = [], set(), {}
 
     def walk(folder, own, left):
@@ -165,7 +166,7 @@ def find(paths, name, say, splits=()):
             data, texts = ([each for each in own if (reader_of(each, name) is text_rows) == text] for text in (False, True))
             if name != "text" and data and texts:  # texts next to data, such as the README.md of a data set
                 own, left["is text next to data"] = data, texts
-            own = chosen(path, own, name == "text" or not data, splits, saved, left, say)
+            own = chosen(path, own, name == "text" or not data, (own_splits or {}).get(path) or splits, saved, left, say)
             for reason, each in left.items():
                 say(f"{path}: left out {len(each):,} file{'s' * (len(each) != 1)}: {os.path.relpath(each[0], path)} {reason}")
             names = ", ".join([os.path.relpath(each, path) for each in own[:4]] + ["..."] * (len(own) > 4))

@@ -45,6 +45,7 @@ import numpy as np
 
 import code_tests
 import encode
+import hub
 import inputs
 import records
 import run
@@ -85,7 +86,8 @@ def read_arguments(argv):
     parser = Parser(prog=PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     add = parser.add_argument
     count = number(int, 1, 1 << 40, "a whole number of 1 or more")
-    add("files", nargs="*", metavar="FILE", help="JSON, CSV, text (*.json, *.csv, *.txt, also *.gz, *.xz), *.parquet, *.arrow, or folders of these")
+    add("files", nargs="*", metavar="FILE", help="JSON, CSV, text (*.json, *.csv, *.txt, also *.gz, *.xz), *.parquet, *.arrow, or folders of these; "
+        "or hf://datasets/OWNER/NAME, maybe with /FOLDER, /FILE or /SPLIT")
     add("--tokenizer", metavar="PATH", help="a tokenizer's folder, its tokenizer.json, or a name of the hub that is in Hugging Face's cache")
     add("--out", metavar="FOLDER", help="where the shards go")
     add("--format", choices=records.FORMATS, default="auto", help="what the objects are; auto tells by their keys")
@@ -132,7 +134,7 @@ def read_arguments(argv):
                        (not arguments.out and not arguments.show, "no --out FOLDER for the shards (or --show N)"),
                        (arguments.long != "keep" and not arguments.max_tokens, f"--long {arguments.long} needs --max-tokens"),
                        (arguments.with_tests and arguments.format not in ("auto", "text"), "--with-tests takes texts, so --format is text"),
-                       (arguments.splits and not any(map(os.path.isdir, arguments.files)), "--splits needs a folder as FILE; named files are taken"),
+                       (arguments.splits and not any(os.path.isdir(file) or file.startswith("hf:") for file in arguments.files), "--splits needs a folder as FILE; named files are taken"),
                        (not arguments.iterative and arguments.segment_tokens, "--segment-tokens needs --iterative"),
                        (not arguments.iterative and arguments.summary_command, "--summary-command needs --iterative"),
                        (len({*map(os.path.realpath, arguments.files)}) < len(arguments.files), "a FILE is named twice")):
@@ -389,13 +391,22 @@ def prepare(arguments):
     report(work, arguments)
 
 
+def fetched(path, splits, say):
+    """Returns where a data set of the hub is; puts the split that its name ends with into `splits`."""
+    local, split = hub.fetch(path)
+    splits[local] = splits.get(local, []) + [split] * bool(split)
+    say(f"{path}: is {local}")
+    return local
+
+
 def main(argv):
     if argv[:1] == ["inspect"]:
         return inspect(argv[1:])
     arguments = read_arguments(argv)
-    say, given = lambda line: print(f"note: {line_of(line)}", file=sys.stderr), arguments.files
+    say, splits = lambda line: print(f"note: {line_of(line)}", file=sys.stderr), {}
     try:
-        arguments.files = inputs.find(given, *(("text", say, ["all"]) if arguments.with_tests else (arguments.format, say, arguments.splits)))
+        given = [*dict.fromkeys(fetched(path, splits, say) if path.startswith("hf:") else path for path in arguments.files)]
+        arguments.files = inputs.find(given, *(("text", say, ["all"]) if arguments.with_tests else (arguments.format, say, arguments.splits, splits)))
         arguments.code_tests = None
         if arguments.with_tests:
             arguments.files = code_tests.sources(arguments.files, given, say)

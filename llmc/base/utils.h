@@ -75,9 +75,10 @@ typedef struct {
 } Voice;
 __attribute__((weak)) Voice voice;
 
-// Commit of the checkout, for command lines that a user can type; make writes it
-extern const char build_commit[] __attribute__((weak));
+// Commit of the checkout, and the version in the file VERSION; make writes them
+extern const char build_commit[] __attribute__((weak)), build_version[] __attribute__((weak));
 static const char *program_commit(void) { return build_commit ? build_commit : "unknown"; }
+static const char *program_version(void) { return build_version ? build_version : "unknown"; }
 
 static const char *program_called(void) { return program_invocation_name; }
 

@@ -37,6 +37,9 @@ SECTION("Model")
 TEXT(model, "model", NULL, SHORT(OF_A_MODEL), "PATH",
      "Hugging Face folder or name in its cache, or a run's folder; a run means its last complete checkpoint, with "
      "the base of its adapters; also a flat .bin, or llm.c's GPT-2 .bin")
+CHOICE(Download, download, "download", "ask", DOWNLOAD_ASK, DOWNLOAD_NO, OF_A_MODEL, "ask|yes|no",
+       "whether `hf download NAME` may fetch a name of --model or --adapter into Hugging Face's cache; ask: on a "
+       "terminal, except for plan")
 TEXT(init, "init", NULL, SHORT(EVERYWHERE), "NAME[,key=value,...]",
      "a randomly initialised model, such as qwen3-0.6b; info --help lists them, config.json's keys override theirs")
 TEXT(rope_scaling, "rope-scaling", NULL, OF_A_MODEL, "TYPE,factor=X[,key=value,...]",

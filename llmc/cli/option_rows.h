@@ -7,6 +7,7 @@ generated from them. A new option is a row of option_list.h.
 #define LLMC_OPTION_ROWS_H
 #include "llmc/data/documents.h"
 #include "llmc/estimate/machine.h"
+#include "llmc/files/hub.h"
 #include "llmc/optimizer/schedule.h"
 #include "llmc/tokenizer/chat.h"
 #include <assert.h>

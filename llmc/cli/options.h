@@ -9,12 +9,9 @@ line ends with one line on stderr that says what is wrong and what is allowed, a
 #ifndef LLMC_OPTIONS_H
 #define LLMC_OPTIONS_H
 #include "llmc/files/gradients.h"
+#include "llmc/tokenizer/tokenizer_split.h"
 #include "options_check.h"
 #include "options_file.h"
-
-#ifndef STREAMBP_VERSION
-#define STREAMBP_VERSION "0.1"
-#endif
 
 // Returns the option with the most similar spelling, preferring options of the verb; NULL: none is similar
 static const char *option_nearest(const char *typed, Verb verb) {
@@ -431,10 +428,11 @@ static void options_add_replicas(Options *o) {
 }
 
 static void options_print_version(FILE *out) {
-    fprintf(out, "streambp.c %s, commit %s\n", STREAMBP_VERSION, program_commit());
+    fprintf(out, "streambp.c %s, commit %s\n", program_version(), program_commit());
     const char *gcc = strstr(__VERSION__, "lang") ? "" : "gcc ";
     fprintf(out, "build      %s, %s, %s%s\n", ops_device->name, dtype_name(ops_device->stored), gcc, __VERSION__);
-    fprintf(out, "libraries  %s, cJSON %s\n", ops_device->libraries, cJSON_Version());
+    fprintf(out, "libraries  %s, PCRE2 %d.%d, cJSON %s\n", ops_device->libraries, PCRE2_MAJOR, PCRE2_MINOR,
+            cJSON_Version());
 }
 
 // Parses argv, which must stay in use because text values point into it. --help and --version end the program.
@@ -465,6 +463,7 @@ static Options options_parse(int argc, char **argv) {
     options_add_meaning(&options);
     options_add_cards(&options);
     options_add_replicas(&options);
+    options_download(&options);
     options_follow_run(&options);
     options_check_tables(&options);
     options_check_files(&options);

@@ -224,6 +224,14 @@ static void options_take_base(Options *o, const char *run, const RunSource *sour
     if (o->model && !path_is_directory(o->model)) options_take_like(o, run, source);
 }
 
+// Downloads hub names that are not in the cache; for a plan, which needs no weights, only with --download yes.
+// Collective.
+static void options_download(const Options *o) {
+    const Download answer = o->verb == VERB_PLAN && o->download == DOWNLOAD_ASK ? DOWNLOAD_NO : o->download;
+    hub_fetch("--model", o->model, answer);
+    hub_fetch("--adapter", o->adapter, answer);
+}
+
 static void options_follow_run(Options *o) {
     static RunSource source; // options point into it
     char checkpoint[PATH_MAX], hub[PATH_MAX];

@@ -1,60 +1,12 @@
 /*
 --model and --adapter also take the folder of a run (--out of train), meaning its last complete checkpoint, or a
 checkpoint, meaning its model.bin or adapters. The checkpoint is held until checkpoint_release. A folder with a
-config.json is a Hugging Face model, even if it also holds other files. A hub name such as Qwen/Qwen3-0.6B means its
-snapshot in Hugging Face's cache, unless a path of that name exists.
+config.json is a Hugging Face model, even if it also holds other files. A hub name means its snapshot (hub.h).
 */
 #ifndef LLMC_RUN_PATHS_H
 #define LLMC_RUN_PATHS_H
 #include "checkpoint_folder.h"
-
-// ---- Hugging Face's cache ------------------------------------------------------------------------------------------
-// Finds Hugging Face's model cache: $HF_HUB_CACHE, or else hub/ in $HF_HOME.
-static void hub_cache(char cache[PATH_MAX]) {
-    static const char *const places[][2] = {{"HF_HUB_CACHE", ""},
-                                            {"HUGGINGFACE_HUB_CACHE", ""},
-                                            {"HF_HOME", "/hub"},
-                                            {"XDG_CACHE_HOME", "/huggingface/hub"},
-                                            {"HOME", "/.cache/huggingface/hub"}};
-    *cache = 0;
-    for (size_t i = 0; i < sizeof(places) / sizeof(places[0]) && !*cache; i++) {
-        const char *place = getenv(places[i][0]);
-        if (place && *place) snprintf(cache, PATH_MAX, "%s%s", place, places[i][1]);
-    }
-}
-
-static const char hub_letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.";
-
-static int hub_is_name(const char *path) {
-    const size_t owner = strspn(path, hub_letters), name = path[owner] ? strspn(path + owner + 1, hub_letters) : 0;
-    return owner && name && *path != '.' && path[owner] == '/' && !path[owner + 1 + name] &&
-           !text_ends_with(path, ".bin");
-}
-
-// Finds the cached snapshot of a hub name. Returns 0 if there is none.
-static int hub_snapshot(const char *path, char found[PATH_MAX]) {
-    char cache[PATH_MAX], reference[PATH_MAX], commit[65] = "";
-    if (!hub_is_name(path)) return 0;
-    const size_t owner = strcspn(path, "/");
-    hub_cache(cache);
-    snprintf(found, PATH_MAX, "%.1024s/models--%.*s--%s", cache, (int)owner, path, path + owner + 1);
-    snprintf(reference, PATH_MAX, "%.2048s/refs/main", found);
-    const int fd = file_open(reference, O_RDONLY), known = fd >= 0 && read(fd, commit, sizeof(commit) - 1) > 0;
-    if (fd >= 0) close(fd);
-    commit[strspn(commit, hub_letters)] = 0;
-    snprintf(found + strlen(found), PATH_MAX - strlen(found), "/snapshots/%s", commit);
-    return known && path_is_directory(found);
-}
-
-// Returns `path`, or the snapshot that it names, stored in `found`. Prints a note unless `quiet`. option: "--model"
-static const char *hub_path_find(const char *option, const char *path, char found[PATH_MAX], int quiet) {
-    if (!path || path_exists(path) || !hub_is_name(path)) return path;
-    if (!hub_snapshot(path, found))
-        die("%s %s: %s, nor is it in Hugging Face's cache; type: hf download %s --local-dir %s", option, path,
-            strerror(ENOENT), path, strchr(path, '/') + 1);
-    if (!quiet) note("%s %s: using %s", option, path, found);
-    return found;
-}
+#include "hub.h"
 
 // ---- checkpoints ----------------------------------------------------------------------------------------------------
 // Descriptor of the checkpoint folder that this reader holds, so that the run does not remove the folder. A reader

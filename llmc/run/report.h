@@ -72,6 +72,7 @@ static void report_model(FILE *out, const Run *run) {
         if (lora->dropout > 0) fprintf(out, ", dropout %g", lora->dropout);
         fprintf(out, ": %s parameters%s%s", human_count((double)lora->table.elements), of ? " of " : "", of ? of : "");
     }
+    if (hub_revision(run->model_path)) fprintf(out, "; revision %s", hub_revision(run->model_path));
     fputc('\n', out);
 }
 

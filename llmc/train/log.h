@@ -3,10 +3,11 @@ The log of a run: printed step lines (on a terminal above a bar that is redrawn)
 of divergence, and the last lines.
 
 log.jsonl has one JSON object per line, flushed one by one: {"step": 12, "loss": ...} for a step, "val_loss" for a
-validation, "sample", and "options" for each part of the run, with its first step, version, commit and notes. Each
-object ends with the UTC time of writing: "time": "2026-01-31T12:00:00Z". "loss" is only the objective's: routers'
-losses are in "aux_loss" and "z_loss", without their coefficients. A resumed run first drops records after its step, and
-an incomplete last line. So the file reads as if there had been no interruption. Unknown lines are kept.
+validation, "sample", and "options" for each part of the run, with its first step, version, commit, notes, and the
+revision of a model from Hugging Face's cache. Each object ends with the UTC time of writing: "time":
+"2026-01-31T12:00:00Z". "loss" is only the objective's: routers' losses are in "aux_loss" and "z_loss", without their
+coefficients. A resumed run first drops records after its step, and an incomplete last line. So the file reads as if
+there had been no interruption. Unknown lines are kept.
 */
 #ifndef LLMC_LOG_H
 #define LLMC_LOG_H
@@ -151,11 +152,13 @@ static void runlog_record_end(RunLog *log, JsonOut *json) {
 
 // Records the options of this part of a run. step: the last finished step. The record belongs to the step after it: if
 // that step is never saved, the next part replaces the record.
-static void runlog_options(RunLog *log, size_t step, const Run *run) {
+static void runlog_options(RunLog *log, size_t step, const Run *run, const RunSource *source) {
+    const char *revision = hub_revision(source->text[SOURCE_FOLDER]);
     if (!log->records || step >= log->steps) return; // this part of the run has no steps
     JsonOut json = runlog_record(log, step + 1);
-    json_text(&json, "version", STREAMBP_VERSION);
+    json_text(&json, "version", program_version());
     json_text(&json, "commit", program_commit());
+    if (revision) json_text(&json, "revision", revision);
     report_method_json(&json, run);
     report_attention_json(&json, run);
     report_places_json(&json, run);

@@ -86,7 +86,7 @@ static void trainer_remake(Trainer *t) {
     t->folder.last = CHECKPOINT_NONE, t->folder.good = 0;
     if (t->state.best_step != t->state.step) t->state.best_step = 0; // the best checkpoint is gone
     if (t->log.records) fclose(t->log.records), t->log.records = records_open(t->log.path);
-    runlog_options(&t->log, t->state.step, &t->run);
+    runlog_options(&t->log, t->state.step, &t->run, &t->source);
     if (t->rollout_log.file) fclose(t->rollout_log.file), t->rollout_log.file = records_open(t->rollout_log.path);
     if (dist_rank() == 0) tokenizer_keep(&t->run, t->folder.path, 0);
     allocation_guard = guard;

@@ -551,7 +551,7 @@ static void trainer_begin(Trainer *t, const Options *given) {
     t->log.verbose = o->verbose, t->log.every = lines_every(&t->log, o->log_every);
     t->log.by_rewards = (OF_GROUPS & OF(o->objective)) != 0;
     t->log.shares = prefixes_from_options(o, t->run.settings.lora) != PREFIXES_NONE;
-    runlog_options(&t->log, t->state.step, &t->run);
+    runlog_options(&t->log, t->state.step, &t->run, &t->source);
     if (t->state.step < t->state.schedule.steps && !o->rollout) prefetch_start(&t->train_batches, t->state.next_batch);
     t->ending.chats = trainer_chats(t);
     t->ending.begin = seconds_now(), t->ending.seconds = t->state.seconds, t->ending.tokens = t->state.tokens;

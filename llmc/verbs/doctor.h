@@ -81,6 +81,8 @@ static void doctor_json(void) {
     static const char *const words[FINDINGS] = {"ok", "note", "wrong"};
     JsonOut json = json_open(stdout);
     json_bool(&json, "ok", doctor.wrong == 0);
+    json_text(&json, "version", program_version());
+    json_text(&json, "commit", program_commit());
     json_text(&json, "op_set", ops_device->name);
     json_text(&json, "dtype", dtype_name(ops_device->stored));
     json_text(&json, "libraries", ops_device->libraries);

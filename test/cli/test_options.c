@@ -679,7 +679,7 @@ TEST(echo_and_json) {
         const char *line, *echo, *json; // a part of it
     } cases[] = {
         {"info --model m", "train info --model m\n",
-         "{\"verb\": \"info\", \"model\": \"m\", \"init\": null, \"rope_scaling\": null, "
+         "{\"verb\": \"info\", \"model\": \"m\", \"download\": \"ask\", \"init\": null, \"rope_scaling\": null, "
          "\"grow_vocabulary\": \"off\", \"dtype\": \"build\", "
          "\"seed\": 42, \"json\": false, \"quiet\": false}}\n"},
         {"info --seed 42 --model=--help", "train info --model=--help --seed 42\n", "\"model\": \"--help\""},

@@ -1,12 +1,17 @@
 """Layouts of rows and kinds of files that people have, for test_prepare.py: each against the same rows as ours, or refused by name."""
 
 import bz2
+import fnmatch
 import gzip
 import json
 import lzma
 import os
 import random
+import re
+import shutil
+import sys
 import tempfile
+import types
 import unittest
 from unittest import mock
 
@@ -352,6 +357,44 @@ class Layouts(WithCommand):
                 if takes:  # files named themselves are always taken
                     self.assertEqual(inputs.find([os.path.join(folder, files[0])], arguments.format, said.append), [os.path.join(folder, files[0])])
         self.refused(2, "--splits needs a folder", self.command("x", self.write("a.jsonl", [GOOD]), "--splits", "test"))
+
+    def test_data_sets_of_the_hub(self):
+        """A module stands in for huggingface_hub: it copies the files that match a pattern into a snapshot."""
+        remote, snapshot, calls = self.path("remote"), self.path("hub/datasets--o--set/snapshots/abc"), []
+        for name in ("data/train-00000-of-00001.jsonl", "data/test-00000-of-00001.jsonl", "more/a.json", "large.bin"):
+            self.binary(os.path.join(remote, name), '{"text": "%s"}\n' % name)
+
+        def snapshot_download(repo_id, repo_type, revision, allow_patterns):
+            calls.append((repo_id, repo_type, revision, allow_patterns[0]))
+            if repo_id != "o/set":
+                raise OSError("401 Client Error.\n\nAccess to it is restricted" + " at length" * 40)
+            for folder, _, names in os.walk(remote):
+                for name in (os.path.relpath(os.path.join(folder, name), remote) for name in names):
+                    if any(fnmatch.fnmatch(name, pattern) for pattern in allow_patterns):
+                        os.makedirs(os.path.dirname(os.path.join(snapshot, name)), exist_ok=True)
+                        shutil.copy(os.path.join(remote, name), os.path.join(snapshot, name))
+            os.makedirs(snapshot, exist_ok=True)
+            return snapshot
+
+        def shown(*arguments):
+            shutil.rmtree(snapshot, ignore_errors=True)
+            done = self.prepare(None, *arguments, "--show", "9")
+            self.assertIn("note: hf://datasets/o/set", done.stderr)
+            return re.findall(r"^--- .*snapshots/abc/(.*):1:", done.stdout, re.M)
+        train, test = "data/train-00000-of-00001.jsonl", "data/test-00000-of-00001.jsonl"
+        with mock.patch.dict(sys.modules, huggingface_hub=types.SimpleNamespace(snapshot_download=snapshot_download)):
+            self.assertEqual(shown("hf://datasets/o/set"), [train])
+            self.assertEqual(sorted(os.listdir(snapshot)), ["data", "more"])
+            self.assertEqual(shown("hf://datasets/o/set", "--splits", "all"), [test, train, "more/a.json"])
+            self.assertEqual(shown("hf://datasets/o/set/test"), [test])
+            self.assertEqual(shown("hf://datasets/o/set/test", "hf://datasets/o/set/train"), [test, train])
+            self.assertEqual((shown("hf://datasets/o/set@v1/more"), os.listdir(snapshot), calls[-1]), (["more/a.json"], ["more"], ("o/set", "dataset", "v1", "more")))
+            self.assertEqual((shown("hf://datasets/o/set/" + test), os.listdir(snapshot + "/data")), ([test], [test[5:]]))
+            for name, words in (("hf://datasets/set", "names no data set"), ("hf://models/o/set", "names no data set"), ("hf://datasets/o/set/x.json", "has no file or folder x.json"),
+                                ("hf://datasets/o/set/dev", "has no split validation; it has splits test, train"), ("hf://datasets/o/gated", "OSError: 401 Client Error. .*: hf auth login")):
+                self.refused(1, words, self.command("x", name))
+        with mock.patch.dict(sys.modules, huggingface_hub=None):
+            self.refused(1, "need huggingface_hub: pip install huggingface_hub", self.command("x", "hf://datasets/o/set"))
 
     @unittest.skipUnless(pyarrow, "Parquet: pyarrow is not installed")
     def test_nulls_of_structs(self):

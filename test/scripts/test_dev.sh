@@ -17,7 +17,7 @@ builds 'what is installed' with_make install PREFIX=/usr DESTDIR="$WORK/root"
 check 'it is called streambp' grep -q "^usage: .*/streambp \[VERB\]" <<END
 $("$WORK/root/usr/bin/streambp" --help)
 END
-check 'and knows its commit' grep -q "commit $(git describe --always --dirty --abbrev=12)" <<END
+check 'and knows its version and commit' grep -q "streambp.c $(cat VERSION), commit $(git describe --always --dirty --abbrev=12)" <<END
 $("$WORK/root/usr/bin/streambp" --version)
 END
 for words in 'BACKEND=cpu PRECISION=double:the CPU as asked, in double. Next: make demo' 'GPU=:the CPU (nvidia-smi lists no GPU), in fp32' \

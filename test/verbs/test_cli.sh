@@ -54,7 +54,7 @@ check "a pipe gets rows as they end: $row" [ -n "$row" -a "$(grep -c '^doctor ' 
 succeeds doctor --init $TINY --seq-len 3 --quiet
 check 'a quiet one is the verdict and notes' [ "$(grep -cvE '^(doctor|note) ' "$WORK/out")" = 0 ]
 succeeds --version
-says out '^streambp.c [0-9.]*, commit ' "^build      $TEST_DEVICE\|cuda, $TEST_PRECISION, " '^libraries  .*MPI.*, cJSON [0-9.]*$'
+says out '^streambp.c [0-9a-z.]*, commit ' "^build      $TEST_DEVICE\|cuda, $TEST_PRECISION, " '^libraries  .*MPI.*, PCRE2 [0-9.]*, cJSON [0-9.]*$'
 
 # ---- models -----------------------------------------------------------------------------------------------------------------
 refuses 1 'nothing_here' bp --model $WORK/nothing_here
