@@ -24,8 +24,8 @@ taken. It knows no bank conflicts, no misses of the instruction cache, no other 
 
 Where a kernel shares out registers (setmaxnreg), the first warp group goes where they are given, the others where they
 are taken. The first one fills stages of a pipeline (mbarrier, TMA): wait n of the others is for fill n, its own wait n
-for the others' arrival n - N, where one counts even if its predicate is false. A stage is complete --memory cycles
-after its load, and BYTES / 32 cycles after the stage before. Products of warp groups (wgmma) queue without limit. They take
+for the others' arrival n - N. Arrivals count whatever their predicate: give one stage fewer where a step frees the stage
+of the step before. A stage is complete --memory cycles after its load, and BYTES / 32 cycles after the stage before. Products of warp groups (wgmma) queue without limit. They take
 N / 2 cycles, more where they, other accesses and stages need over 128 bytes of shared memory a cycle.
 """
 import argparse, fnmatch, os, subprocess, sys

@@ -115,7 +115,7 @@ class Warp:
             self.block.loaded(done + memory)
         elif x.name == "SYNCS":
             self.waited += x.kind == "wait"
-            if x.kind == "arrive":
+            if x.kind == "arrive" and len(self.freed) < self.waited:
                 self.freed.append(now)
             elif x.kind == "expect" and loads:
                 self.block.fills.append(None)
