@@ -23,19 +23,21 @@ class Block:
         return next((w for w in self.warps if w.loads), None)
 
     def over(self, warp):
-        """When the next wait of a warp is over; None: not known yet. Wait n of a consumer is for fill n, of the loader
-        for the consumers' arrivals n - stages"""
-        n, loader = warp.waited, self.loader()
-        if warp is loader and not warp.products:
-            if not self.stages:
-                raise ValueError("a warp group loads stages for others: give their number, --stages")
-            n -= self.stages
-            consumers = [w.freed for w in self.warps if w.frees and w is not loader] if n >= 0 else []
-            known = all(n < len(freed) for freed in consumers)
-            return max((freed[n] for freed in consumers), default=0) if known else None
+        """When the next wait of a warp is over; None: not known yet. A consumer's waits share out all fills in order, and
+        the loader's waits all arrivals of consumers, `stages` waits later"""
+        loader = self.loader()
         if not loader:
             return 0
-        return self.fills[n] if n < len(self.fills) else None
+        if warp is not loader or warp.products:
+            n = warp.waited * loader.count["expect"] // warp.count["wait"]
+            return self.fills[n] if n < len(self.fills) else None
+        if not self.stages:
+            raise ValueError("a warp group loads stages for others: give their number, --stages")
+        times = [0]
+        for other in self.warps if warp.waited >= self.stages else ():
+            n = -(-(warp.waited - self.stages + 1) * other.count["arrive"] // warp.count["wait"])
+            times.append(None if n > len(other.freed) else other.freed[n - 1] if n and other is not loader else 0)
+        return None if None in times else max(times)
 
     def loaded(self, done):
         before = self.fills[-2] if len(self.fills) > 1 else 0
@@ -61,7 +63,7 @@ class Warp:
         self.groups, self.waited, self.freed = [], 0, []  # of products: when they end; waits so far; freed stages: when
         self.loads = sum(x.name in LOADS for x in path)
         self.products = any(x.name in ("HMMA", "HGMMA") for x in path)
-        self.frees = any(x.name == "SYNCS" and x.kind == "arrive" for x in path)
+        self.count = collections.Counter(x.kind for x in path if x.name == "SYNCS")
         block.warps.append(self)
 
     def start(self, x, now, free):
@@ -115,7 +117,7 @@ class Warp:
             self.block.loaded(done + memory)
         elif x.name == "SYNCS":
             self.waited += x.kind == "wait"
-            if x.kind == "arrive" and len(self.freed) < self.waited:
+            if x.kind == "arrive":
                 self.freed.append(now)
             elif x.kind == "expect" and loads:
                 self.block.fills.append(None)
