@@ -46,13 +46,13 @@ struct TensorDims {
     size_t x, y, z, stride_y, stride_z;
 };
 
-// The stage of a pipeline of STAGES, and the parity of its phase
-template <unsigned STAGES> struct Turn {
+// A stage of a pipeline, and the parity of its phase
+struct Turn {
     unsigned stage, phase;
-    __device__ void next() {
-        if (++stage == STAGES) stage = 0, phase ^= 1;
-    }
 };
+template <unsigned STAGES> __device__ inline void turn_next(Turn &t) {
+    if (++t.stage == STAGES) t.stage = 0, t.phase ^= 1;
+}
 
 // Tells whether environment variable STREAMBP_WGMMA asks for these kernels.
 static inline bool wgmma_wanted(void) {
@@ -92,9 +92,8 @@ static decltype(&cuTensorMapEncodeTiled) tensor_map_encoder(void) {
     cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
     if (encoder) return (decltype(&cuTensorMapEncodeTiled))encoder;
 #if CUDART_VERSION >= 12050
-    CUDA_CHECK(
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encoder, 12000, cudaEnableDefault, &found),
-        "asking the driver for cuTensorMapEncodeTiled");
+    CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encoder, 12000, cudaEnableDefault, &found),
+               "asking the driver for cuTensorMapEncodeTiled");
 #else
     CUDA_CHECK(cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &encoder, cudaEnableDefault, &found),
                "asking the driver for cuTensorMapEncodeTiled");
@@ -110,9 +109,9 @@ static TensorMap tensor_map(const floatX *x, TensorDims d, unsigned box_y, unsig
     TensorMap map;
     const cuuint64_t dims[3] = {d.x, d.y, d.z}, strides[2] = {d.stride_y * sizeof(floatX), d.stride_z * sizeof(floatX)};
     const cuuint32_t box[3] = {PANEL, box_y, box_z}, steps[3] = {1, 1, 1};
-    const CUresult error = tensor_map_encoder()(
-        &map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, (void *)x, dims, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    const CUresult error = tensor_map_encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, (void *)x, dims, strides,
+                                                box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (error != CUDA_SUCCESS)
         die("cuTensorMapEncodeTiled refuses a tensor of %zu x %zu x %zu elements (error %d); unset STREAMBP_WGMMA", d.z,
             d.y, d.x, (int)error);
@@ -161,32 +160,30 @@ template <int N> struct Instruction;
 #define REGISTERS_96  REGISTERS_80 ",%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
 #define REGISTERS_112 REGISTERS_96 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111"
 #define REGISTERS_128 REGISTERS_112 ",%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
-#define SUMS_4(j)   "+f"(c[j][0]), "+f"(c[j][1]), "+f"(c[j][2]), "+f"(c[j][3])
-#define SUMS_8(j)   SUMS_4(j), SUMS_4(j + 1)
-#define SUMS_16(j)  SUMS_8(j), SUMS_8(j + 2)
-#define SUMS_32(j)  SUMS_16(j), SUMS_16(j + 4)
-#define SUMS_40(j)  SUMS_32(j), SUMS_8(j + 8)
-#define SUMS_48(j)  SUMS_32(j), SUMS_16(j + 8)
-#define SUMS_64(j)  SUMS_32(j), SUMS_32(j + 8)
-#define SUMS_80(j)  SUMS_64(j), SUMS_16(j + 16)
-#define SUMS_96(j)  SUMS_64(j), SUMS_32(j + 16)
-#define SUMS_128(j) SUMS_64(j), SUMS_64(j + 16)
+#define SUMS_4(j)     "+f"(c[j][0]), "+f"(c[j][1]), "+f"(c[j][2]), "+f"(c[j][3])
+#define SUMS_8(j)     SUMS_4(j), SUMS_4(j + 1)
+#define SUMS_16(j)    SUMS_8(j), SUMS_8(j + 2)
+#define SUMS_32(j)    SUMS_16(j), SUMS_16(j + 4)
+#define SUMS_40(j)    SUMS_32(j), SUMS_8(j + 8)
+#define SUMS_48(j)    SUMS_32(j), SUMS_16(j + 8)
+#define SUMS_64(j)    SUMS_32(j), SUMS_32(j + 8)
+#define SUMS_80(j)    SUMS_64(j), SUMS_16(j + 16)
+#define SUMS_96(j)    SUMS_64(j), SUMS_32(j + 16)
+#define SUMS_128(j)   SUMS_64(j), SUMS_64(j + 16)
 
 // i0 to i6: the numbers of the operands after the sums
 #define WGMMA_INSTRUCTION(N, HALF, i0, i1, i2, i3, i4, i5, i6)                                                         \
     template <> struct Instruction<N> {                                                                                \
-        template <int TA, int TB>                                                                                      \
-        __device__ static void tiles(float (*c)[4], uint64_t a, uint64_t b, int add) {                                 \
+        template <int TA, int TB> __device__ static void tiles(float (*c)[4], uint64_t a, uint64_t b, int add) {       \
             asm volatile("{.reg .pred p; setp.ne.b32 p, %" #i2 ", 0; wgmma.mma_async.sync.aligned.m64n" #N             \
                          "k16.f32.bf16.bf16 {" REGISTERS_##HALF "}, %" #i0 ", %" #i1 ", p, 1, 1, %" #i3 ", %" #i4 ";}" \
                          : SUMS_##HALF(0)                                                                              \
                          : "l"(a), "l"(b), "r"(add), "n"(TA), "n"(TB));                                                \
         }                                                                                                              \
-        template <int TB>                                                                                              \
-        __device__ static void registers(float (*c)[4], const unsigned *a, uint64_t b, int add) {                      \
+        template <int TB> __device__ static void registers(float (*c)[4], const unsigned *a, uint64_t b, int add) {    \
             asm volatile("{.reg .pred p; setp.ne.b32 p, %" #i5 ", 0; wgmma.mma_async.sync.aligned.m64n" #N             \
                          "k16.f32.bf16.bf16 {" REGISTERS_##HALF "}, {%" #i0 ", %" #i1 ", %" #i2 ", %" #i3 "}, %" #i4   \
-                         ", p, 1, 1, %" #i6 ";}"                                                                       \
+                                                                ", p, 1, 1, %" #i6 ";}"                                \
                          : SUMS_##HALF(0)                                                                              \
                          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(TB));                     \
         }                                                                                                              \
@@ -262,8 +259,12 @@ __device__ inline unsigned group_number() { return __shfl_sync(ALL_LANES, thread
 __device__ inline void group_sync(unsigned id) { asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory"); }
 
 // Registers of each thread of this warp group from here on: a multiple of 8
-template <int N> __device__ inline void registers_give() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
-template <int N> __device__ inline void registers_take() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
+template <int N> __device__ inline void registers_give() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+template <int N> __device__ inline void registers_take() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
 #endif
 #endif
 #endif
