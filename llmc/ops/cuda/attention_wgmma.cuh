@@ -125,9 +125,9 @@ __global__ void __launch_bounds__(HOPPER_THREADS, 1)
                 head_load<HD, GROUP_ROWS>(tv + r * HD, &v, held, blockIdx.y, block.begin + r - first_key);
             }
         }
-        Turn<STAGES> turn = {};
+        Turn turn = {};
         for (size_t head = blockIdx.y * heads; head < (blockIdx.y + 1) * heads; head++)
-            for (size_t query = first; query < end; query += QUERIES, turn.next()) {
+            for (size_t query = first; query < end; query += QUERIES, turn_next<STAGES>(turn)) {
                 const unsigned stage = 2 * turn.stage + of_q;
                 const size_t row = query - block.origin;
                 const float value = query + i < end ? values[(row + i) * shape.NH + head] * factor : none;
@@ -179,12 +179,12 @@ __global__ void __launch_bounds__(HOPPER_THREADS, 1)
             }
         }
     };
-    Turn<STAGES> turn = {};
-    Turn<MEETINGS> meeting = {};
+    Turn turn = {};
+    Turn meeting = {};
     float sums[SHARED_KEYS<HD> ? 1 : 2][HD / 8][4] = {}; // dv and dk, or this group's
     barrier_wait(held, 0);
     int query = begin;
-    for (unsigned i = 0; i < tiles; i++, turn.next(), meeting.next()) {
+    for (unsigned i = 0; i < tiles; i++, turn_next<STAGES>(turn), turn_next<MEETINGS>(meeting)) {
         const unsigned of_dout = 2 * turn.stage, of_q = of_dout + 1;
         const floatX *const td = stages + of_dout * TILE, *const tq = stages + of_q * TILE;
         const float *const row_delta = beside + of_dout * QUERIES, *const row_lse = beside + of_q * QUERIES;
@@ -281,8 +281,8 @@ __global__ void __launch_bounds__(HOPPER_THREADS, 1)
             head_load<HD, GROUP_ROWS>(tq + g * HELD, &q, held, head, row);
             head_load<HD, GROUP_ROWS>(td + g * HELD, &dout, held, head, row);
         }
-        Turn<STAGES> turn = {};
-        for (unsigned i = 0; i < 2 * tiles_in<KEYS>(length); i++, turn.next()) {
+        Turn turn = {};
+        for (unsigned i = 0; i < 2 * tiles_in<KEYS>(length); i++, turn_next<STAGES>(turn)) {
             barrier_wait(empty + turn.stage, turn.phase ^ 1);
             barrier_expect(full + turn.stage, TILE * sizeof(floatX));
             head_load<HD, KEYS>(stages + turn.stage * TILE, i % 2 ? &k : &v, full + turn.stage, key_head,
@@ -301,16 +301,16 @@ __global__ void __launch_bounds__(HOPPER_THREADS, 1)
         const size_t place = (row + 8 * i - block.origin) * shape.NH + head;
         if (row + 8 * i < block.end) row_lse[i] = lse[place] * LOG2_E, row_delta[i] = delta[place];
     }
-    Turn<STAGES> turn = {};
+    Turn turn = {};
     barrier_wait(held, 0);
     for (unsigned key = 0; key < length; key += KEYS) {
         const unsigned of_v = turn.stage, v_phase = turn.phase;
-        turn.next();
+        turn_next<STAGES>(turn);
         const unsigned of_k = turn.stage;
         const floatX *const tv = stages + of_v * TILE, *const tk = stages + of_k * TILE;
         barrier_wait(full + of_v, v_phase);
         barrier_wait(full + of_k, turn.phase);
-        turn.next();
+        turn_next<STAGES>(turn);
         if (group_begin >= block.end || (int)key >= group_first + (int)GROUP_ROWS ||
             (int)(key + KEYS) <= group_first + 1 - blocks.window) { // no query of the group sees one of the keys
             warp_arrive(empty + of_v), warp_arrive(empty + of_k);
