@@ -96,8 +96,8 @@ __global__ void __launch_bounds__(HOPPER_THREADS, 1)
     constexpr int N = QUERIES;
     DYNAMIC_PANELS(floatX, tk);
     SHARED(TileBarrier, held, 1);
-    SHARED(TileBarrier, full, 2 * STAGES);
-    SHARED(TileBarrier, empty, 2 * STAGES);
+    SHARED(TileBarrier, full, STAGES);
+    SHARED(TileBarrier, empty, STAGES);
     SHARED(TileBarrier, met, 2 * MEETINGS);
     floatX *const tv = tk + KEYS * HD, *const stages = tv + KEYS * HD; // a stage: a tile of dout, a tile of q
     float *const meetings = (float *)(stages + 2 * STAGES * TILE),
@@ -108,16 +108,15 @@ __global__ void __launch_bounds__(HOPPER_THREADS, 1)
     const unsigned heads = (unsigned)(shape.NH / shape.NKV);
     if (threadIdx.x == 0) {
         barrier_start(held, 1);
-        ring_start(full, empty, 2 * STAGES, QUERIES);
+        ring_start(full, empty, STAGES, GROUP_THREADS);
         for (unsigned i = 0; i < 2 * MEETINGS; i++) barrier_start(met + i, CONSUMER_WARPS / 2);
         barriers_started();
     }
     __syncthreads();
-    if (group_number() == 0) { // two warps load q and lse, two warps dout and delta
+    if (group_number() == 0) { // a thread loads a query's delta or lse; the first one loads the tiles, too
         registers_give<24>();
-        const unsigned i = threadIdx.x % QUERIES, of_q = threadIdx.x / QUERIES;
-        const TensorMap *const map = of_q ? &q : &dout;
-        const float *const values = of_q ? lse : delta, factor = of_q ? LOG2_E : 1.0f, none = of_q ? INFINITY : 0.0f;
+        const unsigned i = threadIdx.x % QUERIES, of_lse = threadIdx.x / QUERIES;
+        const float *const values = of_lse ? lse : delta;
         if (threadIdx.x == 0) {
             barrier_expect(held, 2 * KEYS * HD * sizeof(floatX));
             for (unsigned r = 0; r < KEYS; r += GROUP_ROWS) {
@@ -128,17 +127,19 @@ __global__ void __launch_bounds__(HOPPER_THREADS, 1)
         Turn turn = {};
         for (size_t head = blockIdx.y * heads; head < (blockIdx.y + 1) * heads; head++)
             for (size_t query = first; query < end; query += QUERIES, turn_next<STAGES>(turn)) {
-                const unsigned stage = 2 * turn.stage + of_q;
                 const size_t row = query - block.origin;
-                const float value = query + i < end ? values[(row + i) * shape.NH + head] * factor : none;
-                barrier_wait(empty + stage, turn.phase ^ 1);
-                beside[stage * QUERIES + i] = value;
-                if (i) {
-                    barrier_arrive(full + stage);
+                TileBarrier *const loaded = full + turn.stage;
+                float value = of_lse ? INFINITY : 0.0f;
+                if (query + i < end) value = values[(row + i) * shape.NH + head];
+                barrier_wait(empty + turn.stage, turn.phase ^ 1);
+                beside[turn.stage * 2 * QUERIES + threadIdx.x] = of_lse ? value * LOG2_E : value;
+                if (threadIdx.x) {
+                    barrier_arrive(loaded);
                     continue;
                 }
-                barrier_expect(full + stage, TILE * sizeof(floatX));
-                head_load<HD, QUERIES>(stages + stage * TILE, map, full + stage, head, row - first_row);
+                barrier_expect(loaded, 2 * TILE * sizeof(floatX));
+                head_load<HD, QUERIES>(stages + 2 * turn.stage * TILE, &dout, loaded, head, row - first_row);
+                head_load<HD, QUERIES>(stages + (2 * turn.stage + 1) * TILE, &q, loaded, head, row - first_row);
             }
         return;
     }
@@ -185,11 +186,9 @@ __global__ void __launch_bounds__(HOPPER_THREADS, 1)
     barrier_wait(held, 0);
     int query = begin;
     for (unsigned i = 0; i < tiles; i++, turn_next<STAGES>(turn), turn_next<MEETINGS>(meeting)) {
-        const unsigned of_dout = 2 * turn.stage, of_q = of_dout + 1;
-        const floatX *const td = stages + of_dout * TILE, *const tq = stages + of_q * TILE;
-        const float *const row_delta = beside + of_dout * QUERIES, *const row_lse = beside + of_q * QUERIES;
-        barrier_wait(full + of_q, turn.phase);
-        barrier_wait(full + of_dout, turn.phase);
+        const floatX *const td = stages + 2 * turn.stage * TILE, *const tq = td + TILE;
+        const float *const row_delta = beside + turn.stage * 2 * QUERIES, *const row_lse = row_delta + QUERIES;
+        barrier_wait(full + turn.stage, turn.phase);
         if constexpr (SHARED_KEYS<HD>) {
             float s[N / 8][4]; // scores, or dout v^T
             OperandA w[N / 16];
@@ -214,34 +213,26 @@ __global__ void __launch_bounds__(HOPPER_THREADS, 1)
             }
             operands_of<N>(w, s);
             issue_sums<HD, N>(sums[0], w, group ? tq : td);
-            warp_arrive(empty + (group ? of_dout : of_q));
             wgmma_wait<0>(sums[0]);
-            warp_arrive(empty + (group ? of_q : of_dout));
-        } else {
-            if (query + N > 0 && query - (int)GROUP_ROWS + 1 < window && key < block.end) { // some query sees a key
-                float s[N / 8][4], ds[N / 8][4];
-                OperandA w[N / 16], dw[N / 16];
-                wgmma_fence();
-                issue_scores<HD, N>(s, tk + group * GROUP_ROWS * HD, tq);
-                issue_scores<HD, N>(ds, tv + group * GROUP_ROWS * HD, td);
-                wgmma_wait<1>(s);
-                hide_pairs(s, query);
-                weigh(s, row_lse);
-                operands_of<N>(w, s);
-                issue_sums<HD, N>(sums[0], w, td);
-                wgmma_wait<1>(ds);
+        } else if (query + N > 0 && query - (int)GROUP_ROWS + 1 < window && key < block.end) { // some query sees a key
+            float s[N / 8][4], ds[N / 8][4];
+            OperandA w[N / 16], dw[N / 16];
+            wgmma_fence();
+            issue_scores<HD, N>(s, tk + group * GROUP_ROWS * HD, tq);
+            issue_scores<HD, N>(ds, tv + group * GROUP_ROWS * HD, td);
+            wgmma_wait<1>(s);
+            hide_pairs(s, query);
+            weigh(s, row_lse);
+            operands_of<N>(w, s);
+            issue_sums<HD, N>(sums[0], w, td);
+            wgmma_wait<1>(ds);
 #pragma unroll
-                for (int j = 0; j < N / 8; j++) slope(ds, s[j], j, row_delta);
-                operands_of<N>(dw, ds);
-                issue_sums<HD, N>(sums[1], dw, tq);
-                wgmma_wait<1>(sums[0]);
-                warp_arrive(empty + of_dout);
-                wgmma_wait<0>(sums[1]);
-                warp_arrive(empty + of_q);
-            } else {
-                warp_arrive(empty + of_dout), warp_arrive(empty + of_q);
-            }
+            for (int j = 0; j < N / 8; j++) slope(ds, s[j], j, row_delta);
+            operands_of<N>(dw, ds);
+            issue_sums<HD, N>(sums[1], dw, tq);
+            wgmma_wait<0>(sums[0], sums[1]);
         }
+        warp_arrive(empty + turn.stage);
         query = query + N < last ? query + N : begin;
     }
     if (!SHARED_KEYS<HD> || !group) add_to(dv, sums[0], 1.0f);
