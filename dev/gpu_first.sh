@@ -2,16 +2,17 @@
 # The first minutes on a GPU, with a kit of scripts/gpu_kit.sh and no network: sh KIT/first.sh OUT
 #   1. the build that the driver takes and whose `doctor` finds nothing wrong
 #   2. gradients: streamed, by our own attention, with host memory, as those of gradient checkpointing; the tests of ops
-#   3. passes of a few layers: one document, one after another, 600 lengths, layer inputs in host memory; the rate of each op
+#   3. passes of a few layers: one document, one after another, 600 lengths, layer inputs in host memory, with STREAMBP_WGMMA=1; the rate
+#      of each op
 #   4. passes of all layers; a disk
 # Anything wrong in 1 or 2 ends it before anything is measured. A table says what was expected (`train plan` for this card, dev/gpu_speed.md)
-# and what was found. OUT gets it, log.txt, passes.jsonl, bench.json and a record for dev/results. An H100 should take 9 minutes.
+# and what was found. OUT gets it, log.txt, passes.jsonl, bench.json and a record for dev/results. An H100 should take 11 minutes.
 # LIMIT [530] seconds: what would not end in time is left out. The same command then goes on: what is in the table is not done again.
 # CUDA's libraries: those of STREAMBP_LIBRARIES, of Pythons' wheels (PYTHON), of toolkits. DISK [OUT]: a folder on a disk.
 # Exit status 1: something is wrong; 3: something was left out.
 set -u
 kit=$(cd "$(dirname "$0")" && pwd)
-[ $# = 1 ] && [ "${1#-}" = "$1" ] || { sed -n '2,11s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+[ $# = 1 ] && [ "${1#-}" = "$1" ] || { sed -n '2,12s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 . "$kit/common.sh"
 mkdir -p "$1" || exit 1
 out=$(cd "$1" && pwd) LIMIT=${LIMIT:-530} PYTHON=${PYTHON:-python3} begin=$(date +%s) path=${LD_LIBRARY_PATH:-} # may have the driver
@@ -181,6 +182,29 @@ timed '4 layers after 100 tokens' 30 "--init qwen3-8b,$four --seq-len 32768 --re
 timed '2 layers, 600 lengths' 40 "--init qwen3-8b,num_hidden_layers=2,vocab_size=32000 --seq-len 239700 --repeat 3 --data $kit/lengths.bin"
 timed '4 layers of llama3.1-8b' 30 "--init llama3.1-8b,$four --seq-len 32768 --repeat 3"
 timed '4 layers of qwen3.5-9b' 30 "--init qwen3.5-9b,$four --seq-len 32768 --repeat 3 --profile"
+# Kernels that STREAMBP_WGMMA=1 turns on
+with_hopper() { # what, seconds, options: the same pass with them, and its gradient
+    timed "$1" "$2" "$3"
+    STREAMBP_WGMMA=1
+    export STREAMBP_WGMMA
+    timed "$1, wgmma" "$2" "$3"
+    unset STREAMBP_WGMMA
+    old=$(pass_of "$1" | value grad_norm) new=$(pass_of "$1, wgmma" | value grad_norm)
+    [ -z "$old" ] || [ -z "$new" ] || done_before "$1, wgmma: gradient" ||
+        row "$(judge near "$new" "$old" 0.002)" "$1, wgmma: gradient" "$old" "$new"
+}
+case $card in
+h100 | h200)
+    STREAMBP_WGMMA=1
+    export STREAMBP_WGMMA
+    tests 'tests of ops, wgmma' 40 'ops, wgmma' test_ops ''
+    unset STREAMBP_WGMMA
+    with_hopper '2 layers of qwen3-30b-a3b' 30 '--init qwen3-30b-a3b,num_hidden_layers=2 --seq-len 32768 --repeat 3'
+    with_hopper '2 layers of gpt-oss-20b' 30 '--init gpt-oss-20b,num_hidden_layers=2 --seq-len 32768 --repeat 3'
+    with_hopper '4 layers of qwen3.5-9b' 30 "--init qwen3.5-9b,$four --seq-len 32768 --repeat 3 --profile"
+    with_hopper '4 layers' 30 "--init qwen3-8b,$four --seq-len 32768 --repeat 3 --profile"
+    ;;
+esac
 for place in device host; do
     timed "8 layers, inputs on $place" 45 "--init qwen3-8b,num_hidden_layers=8 --seq-len 65536 --inputs $place --inputs-every 1 --keep none --repeat 3"
 done

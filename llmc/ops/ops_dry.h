@@ -280,7 +280,7 @@ static Ops dry_ops; // op set of the current plan
 #pragma GCC diagnostic pop
 
 static size_t dry_gpu_attention_scratch(size_t n, size_t NH, size_t NKV, size_t HD, TextSlots slots) {
-    return gpu_attention_scratch(dry.attention, dry.stored, n, NH, NKV, HD, slots);
+    return gpu_attention_scratch(dry.attention, wgmma_takes_head(HD), dry.stored, n, NH, NKV, HD, slots);
 }
 
 // Returns the op set for a plan with elements of type `stored`; sets the plan's counts to zero. ridge: see DryCount.

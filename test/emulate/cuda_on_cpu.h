@@ -21,8 +21,8 @@ What a wrong kernel does here:
 
 GRAPH_FAULT=1: no graph can be made of what was recorded.
 
-It cannot show: lane layouts of the matrix instructions other than those written here (from the PTX manual's tables),
-the asynchronous copies of Hopper, the rounding of nvcc's own contractions, speed.
+Hopper's own instructions: wgmma_on_cpu.h. It cannot show: lane layouts of the matrix instructions other than those
+written here (from the PTX manual's tables), the rounding of nvcc's own contractions, speed.
 */
 #ifndef TEST_CUDA_ON_CPU_H
 #define TEST_CUDA_ON_CPU_H
@@ -76,7 +76,7 @@ constexpr unsigned LANES = 32, MOST_THREADS = 1024, MOST_SHARED = 16,
                    BROUGHT = 16; // bytes a lane brings to a warp operation
 constexpr size_t STACK = (size_t)512 << 10, GUARD = (size_t)64 << 10;
 
-enum State { UNSTARTED, READY, AT_BARRIER, IN_WARP, DONE };
+enum State { UNSTARTED, READY, AT_BARRIER, IN_WARP, AT_EVENT, DONE };
 
 struct Fiber {
     char *stack; // the lowest usable byte
@@ -97,7 +97,8 @@ struct Fetch {
 
 struct Thread {
     State state;
-    int line; // of the barrier or warp operation it waits at
+    int line;          // of the barrier or warp operation it waits at
+    const void *event; // what a thread AT_EVENT waits for
     Fiber *fiber;
     Fetch *fetches;                           // [fetch_count] in flight
     unsigned fetch_count, fetch_room, groups; // groups: committed so far
@@ -135,6 +136,10 @@ inline Block block;
 inline Fiber pool[MOST_THREADS];
 inline unsigned pool_free[MOST_THREADS], pool_free_count, pool_made;
 inline int reverse; // order of threads and of blocks: last to first
+
+// Hooks of wgmma_on_cpu.h. when_stuck: no thread can go on; returns whether one can now. when_block_ends: checks
+inline bool (*when_stuck)();
+inline void (*when_block_ends)();
 
 // ---- switching ------------------------------------------------------------------------------------------------------
 #if defined(__x86_64__)
@@ -243,22 +248,26 @@ inline void fiber_start(Fiber *from, Fiber *f) {
 // ---- the scheduler --------------------------------------------------------------------------------------------------
 // Returns the next ready thread in this run's order, starting after place `after`; MOST_THREADS: none.
 inline unsigned next_ready(unsigned after) {
-    for (unsigned i = 1; i <= block.threads; i++) {
-        unsigned t = in_order((after + i) % block.threads);
-        if (block.thread[t].state == READY || block.thread[t].state == UNSTARTED) return t;
-    }
+    do
+        for (unsigned i = 1; i <= block.threads; i++) {
+            unsigned t = in_order((after + i) % block.threads);
+            if (block.thread[t].state == READY || block.thread[t].state == UNSTARTED) return t;
+        }
+    while (when_stuck && when_stuck());
     return MOST_THREADS;
 }
 
 [[noreturn]] inline void stuck() {
     unsigned a = MOST_THREADS, b = MOST_THREADS;
     for (unsigned t = 0; t < block.threads; t++)
-        if (block.thread[t].state == AT_BARRIER || block.thread[t].state == IN_WARP) {
+        if (block.thread[t].state >= AT_BARRIER && block.thread[t].state != DONE) {
             a = t;
-            break;
+            if (block.thread[t].state != AT_EVENT) break;
         }
     for (unsigned t = 0; t < block.threads; t++)
         if (block.thread[t].state != block.thread[a].state || block.thread[t].line != block.thread[a].line) b = t;
+    if (block.thread[a].state == AT_EVENT)
+        fail("waits for a barrier that nobody completes, or for its warp group", a, block.thread[a].line, NULL, 0, 0);
     if (b == MOST_THREADS) fail("waits for lanes that do not come", a, block.thread[a].line, NULL, 0, 0);
     fail(block.thread[a].state == AT_BARRIER ? "waits at a barrier that not all threads reach"
                                              : "waits at a warp operation that not all lanes reach",
@@ -373,7 +382,7 @@ inline void *shared_array(const void *site, size_t bytes) {
     if (block.shared_count == MOST_SHARED) abort();
     SharedArray *array = &block.shared[block.shared_count++];
     array->site = site, array->bytes = bytes;
-    if (posix_memalign(&array->memory, 128, bytes ? bytes : 1)) abort();
+    if (posix_memalign(&array->memory, 1024, bytes ? bytes : 1)) abort();
     memset(array->memory, 0xff, bytes);
     return array->memory;
 }
@@ -392,6 +401,7 @@ inline void run_block() {
     enter(first);
     left_home = true;
     fiber_start(&block.home, block.thread[first].fiber);
+    if (when_block_ends) when_block_ends();
     for (unsigned i = 0; i < block.shared_count; i++) free(block.shared[i].memory);
     block.shared_count = 0;
 }

@@ -6,6 +6,7 @@ the tables of the PTX manual. And the search for libraries.
 #include "llmc/ops/cuda/library.h"
 #include "llmc/ops/cuda/mma.cuh"
 #include "llmc/ops/cuda/norm.cuh"
+#include "llmc/ops/cuda/wgmma.cuh"
 extern "C" {
 #include "test/base/testing.h"
 #include "test/base/child.h"
@@ -268,6 +269,175 @@ TEST(matrix_instruction) {
             if (!(fabsf(c[i] - expected[i]) < 1e-4f)) test_fail("element %d is %g, expected %g", i, c[i], expected[i]);
     }
 }
+
+// ---- Hopper's instructions ------------------------------------------------------------------------------------------
+#ifdef PRECISION_BF16
+enum { A_ROWS, A_COLUMNS, A_REGISTERS };
+enum { DEPTH = 64 }; // of a product's sums
+
+static std::vector<floatX> normal_values(size_t count) {
+    std::vector<floatX> values(count);
+    for (floatX &x : values) x = store((float)test_normal());
+    return values;
+}
+
+// c[64, N] += A[64, DEPTH] B[DEPTH, N]; a: [64, DEPTH], or its transpose if A_COLUMNS; b: [N, DEPTH] or [DEPTH, N]
+template <int N, int A, bool B_COLUMNS>
+__global__ void product_kernel(float *c, TENSOR_MAP a, TENSOR_MAP b, const floatX *plain_a) {
+    DYNAMIC_PANELS(floatX, ta);
+    SHARED(TileBarrier, loaded, 1);
+    floatX *const tb = ta + 64 * DEPTH;
+    constexpr int B_ROWS = B_COLUMNS ? DEPTH : N, B_PANELS = B_COLUMNS ? (N + PANEL - 1) / PANEL : 1;
+    const unsigned lane = threadIdx.x % LANES, row = threadIdx.x / LANES * 16 + lane / 4;
+    float sum[N / 8][4];
+    if (threadIdx.x == 0) {
+        barrier_start(loaded, 1), barriers_started();
+        barrier_expect(loaded, (64 + B_PANELS * B_ROWS) * PANEL * sizeof(floatX));
+        panel_load(ta, &a, loaded, 0, 0, 0);
+        for (int p = 0; p < B_PANELS; p++) panel_load(tb + p * B_ROWS * PANEL, &b, loaded, p * PANEL, 0, 0);
+    }
+    __syncthreads();
+    for (int i = 0; i < N / 2; i++) sum[i / 4][i % 4] = c[(row + i / 2 % 2 * 8) * N + i / 4 * 8 + lane % 4 * 2 + i % 2];
+    barrier_wait(loaded, 0);
+    wgmma_fence();
+    for (unsigned k = 0; k < DEPTH; k += 16) {
+        OperandA held;
+        for (unsigned i = 0; A == A_REGISTERS && i < 8; i++)
+            held.x[i] = plain_a[(row + i / 2 % 2 * 8) * DEPTH + k + lane % 4 * 2 + i % 2 + i / 4 * 8];
+        const auto multiply = [&](auto from_a) {
+            if constexpr (B_COLUMNS)
+                wgmma<N>(sum, from_a, operand_columns<DEPTH>(tb, k, 0), true);
+            else
+                wgmma<N>(sum, from_a, operand_rows<N>(tb, 0, k), true);
+        };
+        if constexpr (A == A_ROWS) multiply(operand_rows<64>(ta, 0, k));
+        if constexpr (A == A_COLUMNS) multiply(operand_columns<DEPTH>(ta, k, 0));
+        if constexpr (A == A_REGISTERS) multiply(held);
+    }
+    wgmma_commit();
+    wgmma_wait<0>(sum);
+    for (int i = 0; i < N / 2; i++) c[(row + i / 2 % 2 * 8) * N + i / 4 * 8 + lane % 4 * 2 + i % 2] = sum[i / 4][i % 4];
+}
+
+template <int N, int A, bool B_COLUMNS> static void check_product(void) {
+    const std::vector<floatX> a = normal_values(64 * DEPTH), b = normal_values(N * DEPTH);
+    std::vector<float> c(64 * N);
+    std::vector<double> expected(64 * N);
+    for (int i = 0; i < 64 * N; i++) expected[(size_t)i] = c[(size_t)i] = (float)test_normal();
+    for (size_t i = 0; i < 64 * N; i++)
+        for (size_t k = 0; k < DEPTH; k++)
+            expected[i] += (double)load(a[A == A_COLUMNS ? k * 64 + i / N : i / N * DEPTH + k]) *
+                           (double)load(b[B_COLUMNS ? k * N + i % N : i % N * DEPTH + k]);
+    const TensorDims of_b = B_COLUMNS ? TensorDims{N, DEPTH, 1, N, 0} : TensorDims{DEPTH, N, 1, DEPTH, 0};
+    LAUNCH((product_kernel<N, A, B_COLUMNS>), 1, GROUP_THREADS, (64 + (N + PANEL - 1) / PANEL * PANEL) * DEPTH * 2)
+    (c.data(), tensor_map(a.data(), TensorDims{64, 64, 1, 64, 0}, 64, 1),
+     tensor_map(b.data(), of_b, B_COLUMNS ? DEPTH : N, 1), a.data());
+    for (size_t i = 0; i < 64 * N; i++)
+        if (!(fabs(c[i] - expected[i]) < 1e-4))
+            test_fail("N %d, A %d, B %d: element %zu is %g, expected %g", N, A, B_COLUMNS, i, c[i], expected[i]);
+}
+
+template <int N> static void check_products(void) {
+    check_product<N, A_ROWS, false>(), check_product<N, A_ROWS, true>();
+    check_product<N, A_COLUMNS, false>(), check_product<N, A_COLUMNS, true>();
+    check_product<N, A_REGISTERS, false>(), check_product<N, A_REGISTERS, true>();
+}
+
+TEST(products_of_a_warp_group) {
+    in_both_orders([] { check_products<16>(), check_products<80>(), check_products<256>(); });
+}
+
+typedef enum {
+    PIPELINE_RIGHT,
+    FREED_TOO_EARLY, // a stage is given back before its products are done
+    NOT_AWAITED,     // a stage is read before it is loaded
+    WRONG_PHASE,     // the producer waits for the wrong parity
+    TOO_FEW_BYTES,   // a phase expects less than it gets
+    NEVER_FREED,     // a stage is not given back
+    NO_FENCE,
+    NO_LAST_WAIT,
+    ONE_THREAD_APART // one thread multiplies with other rows
+} PipelineFault;
+enum { PIPELINE_TILES = 5, PIPELINE_STAGES = 2, PIPELINE_STAGE = (128 + 64) * PANEL };
+
+// c[128, 64] = x[128, 64 PIPELINE_TILES] y[64, 64 PIPELINE_TILES]^T: a producer, two consumers of 64 rows, two stages
+__global__ void pipeline_kernel(float *c, TENSOR_MAP x, TENSOR_MAP y, PipelineFault fault) {
+    DYNAMIC_PANELS(floatX, stages);
+    SHARED(TileBarrier, full, PIPELINE_STAGES);
+    SHARED(TileBarrier, empty, PIPELINE_STAGES);
+    Turn turn = {};
+    if (threadIdx.x < PIPELINE_STAGES) {
+        barrier_start(full + threadIdx.x, 1), barrier_start(empty + threadIdx.x, 2);
+        barriers_started();
+    }
+    __syncthreads();
+    if (group_number() == 0) {
+        registers_give<24>();
+        for (unsigned t = 0; threadIdx.x == 0 && t < PIPELINE_TILES; t++, turn_next<PIPELINE_STAGES>(turn)) {
+            floatX *const to = stages + turn.stage * PIPELINE_STAGE;
+            barrier_wait(empty + turn.stage, turn.phase ^ (fault != WRONG_PHASE));
+            barrier_expect(full + turn.stage, PIPELINE_STAGE * sizeof(floatX) - 128 * (fault == TOO_FEW_BYTES));
+            panel_load(to, &x, full + turn.stage, t * PANEL, 0, 0);
+            panel_load(to + 128 * PANEL, &y, full + turn.stage, t * PANEL, 0, 0);
+        }
+        return;
+    }
+    registers_take<240>();
+    const unsigned first = (group_number() - 1) * 64, lane = threadIdx.x % LANES;
+    const bool frees = threadIdx.x % GROUP_THREADS == 0;
+    float sum[8][4] = {};
+    for (unsigned t = 0; t < PIPELINE_TILES; t++, turn_next<PIPELINE_STAGES>(turn)) {
+        const floatX *const tile = stages + turn.stage * PIPELINE_STAGE;
+        if (fault != NOT_AWAITED) barrier_wait(full + turn.stage, turn.phase);
+        if (fault != NO_FENCE) wgmma_fence();
+        for (unsigned k = 0; k < PANEL; k += 16)
+            wgmma<64>(sum, operand_rows<128>(tile, fault == ONE_THREAD_APART && threadIdx.x == 300 ? 0 : first, k),
+                      operand_rows<64>(tile + 128 * PANEL, 0, k), true);
+        wgmma_commit();
+        if (fault == FREED_TOO_EARLY && frees) barrier_arrive(empty + turn.stage);
+        if (fault != NO_LAST_WAIT || t + 1 < PIPELINE_TILES) wgmma_wait<0>(sum);
+        if (fault != FREED_TOO_EARLY && fault != NEVER_FREED && frees) barrier_arrive(empty + turn.stage);
+    }
+    for (unsigned i = 0; i < 32; i++)
+        c[(first + threadIdx.x % GROUP_THREADS / LANES * 16 + lane / 4 + i / 2 % 2 * 8) * 64 + i / 4 * 8 +
+          lane % 4 * 2 + i % 2] = sum[i / 4][i % 4];
+}
+
+static void launch_pipeline(const void *fault) {
+    constexpr size_t C = PIPELINE_TILES * PANEL - 8,
+                     ROWS = 50; // the last panel's last columns, and rows 50 to 63 of y,
+                                // are outside their tensors
+    const std::vector<floatX> x = normal_values(128 * C), y = normal_values(ROWS * C);
+    std::vector<float> c(128 * 64, NAN);
+    LAUNCH((pipeline_kernel), 1, 3 * GROUP_THREADS, PIPELINE_STAGES * PIPELINE_STAGE * sizeof(floatX))
+    (c.data(), tensor_map(x.data(), TensorDims{C, 2, 64, C, 2 * C}, 2, 64),
+     tensor_map(y.data(), TensorDims{C, ROWS, 1, C, 0}, 64, 1), *(const PipelineFault *)fault);
+    for (size_t i = 0; i < 128 * 64; i++) {
+        double expected = 0.0;
+        for (size_t k = 0; i % 64 < ROWS && k < C; k++)
+            expected += (double)load(x[i / 64 * C + k]) * (double)load(y[i % 64 * C + k]);
+        if (!(fabs(c[i] - expected) < 1e-3)) test_fail("element %zu is %g, expected %g", i, c[i], expected);
+    }
+}
+
+TEST(a_pipeline_of_loads_and_products) {
+    in_both_orders([] {
+        const PipelineFault right = PIPELINE_RIGHT;
+        launch_pipeline(&right);
+    });
+}
+
+TEST(faults_of_a_pipeline) {
+    expect_caught(FREED_TOO_EARLY, launch_pipeline, "a load into a panel that a product in flight reads");
+    expect_caught(NOT_AWAITED, launch_pipeline, "a load"); // in one order the product is first, in the other the load
+    expect_caught(WRONG_PHASE, launch_pipeline, "a barrier that nobody completes");
+    expect_caught(TOO_FEW_BYTES, launch_pipeline, "a phase gets more bytes than it expects");
+    expect_caught(NEVER_FREED, launch_pipeline, "a barrier that nobody completes");
+    expect_caught(NO_FENCE, launch_pipeline, "a product without wgmma_fence() before it");
+    expect_caught(NO_LAST_WAIT, launch_pipeline, "a block ends with products in flight");
+    expect_caught(ONE_THREAD_APART, launch_pipeline, "threads of a warp group have different products");
+}
+#endif
 
 // ---- libraries ------------------------------------------------------------------------------------------------------
 static void make_folder(const char *name) {
