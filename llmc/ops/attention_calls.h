@@ -95,7 +95,8 @@ static const struct {
 enum { LIBRARY_FORWARD = 1, LIBRARY_BACKWARD = 2, LIBRARY_ASKED = 4, LIBRARY_GLOBAL = 8 };
 
 // Head sizes whose backward our kernels for Hopper take from cuDNN (cuda/attention_wgmma.cuh)
-static const size_t wgmma_heads[] = {64, 256};
+enum { WGMMA_HEADS = 3 };
+static const size_t wgmma_heads[WGMMA_HEADS] = {64, 128, 256};
 
 // Tells whether environment variable STREAMBP_WGMMA asks for kernels of Hopper's own instructions.
 static int wgmma_wanted(void) {
@@ -105,7 +106,7 @@ static int wgmma_wanted(void) {
 
 // Tells whether our kernels take backward of such heads from cuDNN on Hopper.
 static int wgmma_takes_head(size_t HD) {
-    for (size_t i = 0; i < sizeof(wgmma_heads) / sizeof(*wgmma_heads); i++)
+    for (size_t i = 0; i < WGMMA_HEADS; i++)
         if (wgmma_heads[i] == HD) return wgmma_wanted();
     return 0;
 }
