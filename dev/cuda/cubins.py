@@ -1,4 +1,4 @@
-"""Finds or compiles the machine code of op set "cuda" for sm_90."""
+"""Finds or compiles the machine code of op set "cuda" for sm_90a."""
 import hashlib, os, pathlib, shutil, subprocess, tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -15,7 +15,7 @@ def cubin_of(path):
     if data[:4] == b"\x7fELF" and data[18] == 190:
         return data
     if not find_tool("cuobjdump"):
-        raise ValueError(f"{path} is no cubin, and cuobjdump is missing; set CUDA, or compile with nvcc -arch=sm_90 -cubin")
+        raise ValueError(f"{path} is no cubin, and cuobjdump is missing; set CUDA, or use nvcc -cubin -arch=sm_90a")
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([find_tool("cuobjdump"), "-xelf", "all", os.path.abspath(path)], cwd=folder,
                        stdout=subprocess.DEVNULL)
@@ -33,7 +33,7 @@ def compiler_version():
 
 
 def compiled(symbols=()):
-    """The bytes of op set "cuda" in bf16 for sm_90; symbols: parts of mangled names, of these kernels alone"""
+    """The bytes of op set "cuda" in bf16 for sm_90a; symbols: parts of mangled names, of these kernels alone"""
     nvcc, ptxas = find_tool("nvcc"), find_tool("ptxas")
     if not nvcc or not ptxas:
         raise ValueError("nvcc or ptxas is missing; set CUDA to a toolkit, or give a cubin")
@@ -52,9 +52,9 @@ def compile_to(cubin, nvcc, ptxas, symbols):
     with tempfile.TemporaryDirectory() as folder:
         ptx = pathlib.Path(folder) / "ops.ptx"
         flags = ["-D_GNU_SOURCE", "-DPRECISION_BF16", "-w", "-I."] + ([] if symbols else ["-DHAVE_CUDNN"])
-        subprocess.run([nvcc, "-std=c++20", "-x", "cu", "-O3", "-arch=sm_90", "-ptx", *flags, "-o", ptx,
+        subprocess.run([nvcc, "-std=c++20", "-x", "cu", "-O3", "-arch=sm_90a", "-ptx", *flags, "-o", ptx,
                         "llmc/ops/cuda/ops_cuda.cu"], cwd=ROOT, check=True)
         entries = [line.split("(")[0].split()[-1] for line in ptx.read_text().splitlines() if ".entry" in line]
         chosen = [argument for e in entries if any(s in e for s in symbols) for argument in ("-e", e)]
-        subprocess.run([ptxas, "-arch=sm_90", "-O3", *chosen, ptx, "-o", folder + "/cubin"], check=True)
+        subprocess.run([ptxas, "-arch=sm_90a", "-O3", *chosen, ptx, "-o", folder + "/cubin"], check=True)
         shutil.move(folder + "/cubin", cubin)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Floors of kernels in cycles, from their machine code for sm_90: no GPU, no disassembler.
+"""Floors of kernels in cycles, from their machine code for sm_90a: no GPU, no disassembler.
 
     cycles.py [CUBIN] [KERNEL...]       loops: instructions, by pipe too, and what ptxas wrote for the scheduler
     cycles.py --table [CUBIN]           a pass: floors, predictions, measurements; --write puts it into dev/gpu_floors.md
@@ -14,12 +14,20 @@ An object file needs cuobjdump. KERNEL: a name with patterns, 'delta_walk_kernel
     --take A,B  --take-first C              forward branches (hex addresses) that are taken; in the first trip alone
     --some A:1                              a branch that only one warp of a scheduler does not take
     --off STG                               operations under a predicate that do nothing: of an output that is NULL
+    --stages N --load BYTES                 of a pipeline that the first warp group loads: its stages, bytes of one
     --memory CYCLES                         latency of global memory: 600, 300 where the L2 cache has all
     --branches  --waits                     lists forward branches on the path; where warps wait longest
 
 A simulation issues the instructions of one scheduler's warps, one a cycle, warps in turn: stall counts, scoreboards,
 pipes, barriers. Forward branches fall through; those around calls, or rows that are copied element by element, are
 taken. It knows no bank conflicts, no misses of the instruction cache, no other traffic: a floor, not a prediction.
+
+Where a kernel shares out registers (setmaxnreg), the first warp group goes where they are given, the others where they
+are taken. The first one fills stages of a pipeline (mbarrier, TMA). Waits of the others share out its fills in order,
+and its waits their arrivals, N waits later; arrivals between the others, or under a false predicate, are not told apart.
+A stage is complete --memory cycles after its load, and BYTES / 32 cycles after the stage before. Products of warp groups
+(wgmma) queue without limit. They take N / 2 cycles, more where they, other accesses and stages need over 128 bytes of
+shared memory a cycle.
 """
 import argparse, fnmatch, os, subprocess, sys
 from cubins import compiled, cubin_of
@@ -36,6 +44,7 @@ def pipe_cycles(code, indices):
     cycles = dict.fromkeys(PIPES, 0)
     for i in indices:
         cycles[code[i].pipe] += code[i].cycles
+        cycles["lsu"] += code[i].shared
     return cycles
 
 
@@ -43,7 +52,8 @@ def pipe_cycles(code, indices):
 COUNTED = {"LDS": ("LDS", "LDSM"), "STS": ("STS",), "LDG": ("LDG", "LD"), "STG": ("STG", "ST"), "copies": ("LDGSTS",)}
 
 
-def print_loops(kernel, path):
+def print_loops(kernel, paths):
+    """paths: of a warp, or of one warp of each role; a loop is that of the first path that passes it"""
     print(f"{kernel.name}: {kernel.registers} registers, {kernel.spills} local loads and stores ({kernel.stack} bytes)"
           f", {kernel.shared} bytes of static shared memory, {len(kernel.code)} instructions")
     if not kernel.loops:
@@ -52,6 +62,7 @@ def print_loops(kernel, path):
           "".join(f"{name:>9}" for name in PIPES) + " |" + "".join(f"{name:>7}" for name in COUNTED) +
           " | busiest pipe")
     for loop in kernel.loops:
+        path = next((path for path in paths if path.trip(loop)), paths[0])
         trip = [kernel.code[i] for i in path.trip(loop)]
         pipes = pipe_cycles(kernel.code, path.trip(loop))
         busiest = max(pipes, key=pipes.get)
@@ -76,18 +87,21 @@ def print_kernel(kernel, a):
         loop, _, n = part.rpartition(":")
         trips[int(loop) if loop else main.number if main else 1] = int(n)
     take, first = ({int(at, 16) // 16 for at in filter(None, text.split(","))} for text in (a.take, a.take_first))
-    path = Path(kernel, trips, take, first)
-    print_loops(kernel, path)
-    if a.branches:
+    paths = [Path(kernel, trips, take, first, role) for role in (("take", "give") if kernel.roles() else ("",))]
+    print_loops(kernel, paths)
+    for path in paths if a.branches else ():
         print_branches(kernel, path)
     if not a.threads:
         return
     some = {int(at, 16) // 16: int(n) for at, n in (x.split(":") for x in a.some.split(",") if x)}
     t = Timing(kernel, trips, a.grid or PROCESSORS, a.threads, a.shared, a.blocks, a.memory, take, first,
-               a.off.split(","), some)
+               a.off.split(","), some, a.stages, a.load)
     print(f"  {t.blocks} blocks a multiprocessor ({t.limit}), {t.warps} warps a scheduler: a trip of loop "
           f"{main.number if main else '-'} takes {t.trip} cycles, {t.trip / CLOCK * 1e6:.2f} us; all of a block "
           f"{t.cycles}, {t.cycles / CLOCK * 1e6:.1f} us" + (f"; {t.waves:.2f} waves: {t.us:.1f} us" if a.grid else ""))
+    if t.flops:
+        print(f"  products: {t.flops} FLOP of a multiprocessor in a trip, {t.flops / 4096} cycles of its tensor cores: "
+              f"{t.flops / t.trip * CLOCK * PROCESSORS / 1e12:.0f} TFLOP/s raw")
     total = sum(t.waits.values())
     for i, cycles in t.waits.most_common(16 if a.waits else 0):
         x = kernel.code[i]
@@ -103,7 +117,7 @@ def main():
     p.add_argument("--write", action="store_true")
     p.add_argument("--branches", action="store_true")
     p.add_argument("--waits", action="store_true")
-    for name in ("grid", "threads", "shared", "blocks"):
+    for name in ("grid", "threads", "shared", "blocks", "stages", "load"):
         p.add_argument("--" + name, type=int, default=0)
     p.add_argument("--memory", type=int, default=600)
     for name in ("trips", "take", "take-first", "some", "off"):

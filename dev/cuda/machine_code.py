@@ -1,8 +1,11 @@
-"""Machine code of a cubin for sm_90: kernels, instructions with their control words, loops, and the path of a warp.
+"""Machine code of a cubin for sm_90a: kernels, instructions with their control words, loops, and the path of a warp.
 
 Needs no disassembler. An instruction has 128 bits. Its lowest 9 name the operation; bits 105 to 121 are what ptxas
 tells the scheduler: cycles until the next issue (4 bits), yield, the scoreboards that are released when the result is
 written and when the operands are read (3 bits each, 7: none), and a mask of scoreboards to wait for (6 bits).
+
+HGMMA is a warp's quarter of wgmma.m64nNk16: a multiprocessor does 2048 bf16 multiply-adds a cycle, so N / 2 cycles. Its
+group reads B, and A if A is not in registers, from shared memory: 128 bytes a cycle, N / 4 and 16 cycles.
 """
 import re, shutil, struct, subprocess
 
@@ -16,17 +19,20 @@ for pipe, cycles, latency, names in (
         ("fma", 1, 6, "02:MOV 20:FMUL 21:FADD 23:FFMA"),
         ("imad", 2, 6, "24:IMAD 25:IMAD 27:IMAD 30:HADD2 31:HFMA2 32:HMUL2 35:HFMA2"),
         ("fp64", 2, 40, "28:DMUL 29:DADD 2a:DSETP 2b:DFMA"),
-        ("hmma", 6, 33, "3c:HMMA"),
+        ("hmma", 6, 33, "3c:HMMA 1f0:HGMMA"),
         ("xu", 8, 23, "100:FLO 102:FCHK 104:F2F 105:F2I 106:I2F 108:MUFU 109:POPC 110:F2F 111:F2I 112:I2F 113:FRND"),
-        ("lsu", 4, 33, "3b:LDSM 183:LDL 184:LDS 188:STS"),  # what was spilled is in L1
+        ("lsu", 4, 33, "3b:LDSM 44:STSM 183:LDL 184:LDS 188:STS"),  # what was spilled is in L1
         ("lsu", 4, 25, "189:SHFL"),
         ("lsu", 4, 20, "185:ST 186:STG 187:STL"),
+        ("lsu", 4, 25, "1a7:SYNCS 1b2:SYNCS"),
         ("lsu", 4, None, "180:LD 181:LDG 18e:RED 1a8:ATOMG 1ae:LDGSTS"),  # None: the memory's
+        ("tma", 4, 20, "1b4:UTMALDG 1b5:UTMASTG 1b7:UTMACMDFLUSH 1b9:UTMACCTL 1ba:UBLKCP"),
         ("constant", 4, 35, "119:S2R 182:LDC 1af:LDGDEPBAR 1c3:S2UR"),
         ("uniform", 1, 12, "82:UMOV 83:UP2UR 86:VOTEU 87:USEL 8c:UISETP 90:UIADD3 91:ULEA 92:ULOP3 96:UPRMT 99:USHF "
                            "9c:UPLOP3 a4:UIMAD a5:UIMAD b9:ULDC bb:ULDC ca:R2UR 1c2:REDUX"),
-        ("control", 1, 20, "118:NOP 11a:DEPBAR 11b:ENDCOLLECTIVE 11d:BAR 141:BSYNC 142:BREAK 144:CALL 145:BSSY 147:BRA "
-                           "148:WARPSYNC 149:BRX 14a:JMP 14d:EXIT 150:RET 151:YIELD")):
+        ("control", 1, 20, "2f:ELECT 118:NOP 11a:DEPBAR 11b:ENDCOLLECTIVE 11d:BAR 141:BSYNC 142:BREAK 144:CALL "
+                           "145:BSSY 146:YIELD 147:BRA 148:WARPSYNC 149:BRX 14a:JMP 14d:EXIT 150:RET 151:YIELD "
+                           "192:MEMBAR 1ab:ERRBAR 1c5:WARPGROUP 1c6:FENCE 1c7:UCGABAR 1c8:USETMAXREG")):
     for code, name in (pair.split(":") for pair in names.split()):
         OPERATIONS[int(code, 16)] = (name, pipe, cycles, latency)
 PIPES = tuple(dict.fromkeys(pipe for _, pipe, _, _ in OPERATIONS.values()))
@@ -50,13 +56,35 @@ class Instruction:
             self.conditional = self.conditional or self.diverging or high >> 23 & 15 != NO_PREDICATE
         if self.name == "DEPBAR":
             self.board, self.left = low >> 44 & 7, low >> 38 & 63
-        if self.name == "LDSM":
+        self.shared = 0  # cycles in which a product reads shared memory
+        self.flops = 4 * 4096 if self.name == "HMMA" else 0  # of four schedulers
+        if self.name in ("LDSM", "STSM"):
             self.cycles <<= high >> 8 & 3
-        elif self.pipe == "lsu" and self.name != "SHFL":
+        elif self.pipe == "lsu" and self.name not in ("SHFL", "SYNCS"):
             self.cycles *= {5: 2, 6: 4}.get(high >> 9 & 7, 1)  # 64 and 128 bits
+        self.read_hopper(low, high)
         self.narrow = self.name in ("LDG", "STG") and high >> 9 & 7 < 4  # at most 16 bits
         if self.never:
             self.cycles, self.latency = 0, 0
+
+    def read_hopper(self, low, high):
+        """kind: HGMMA's "last" of a group, "wait" for groups with at most `left` in flight; a barrier's "arrive",
+        "expect", "wait"; "give" or "take" of registers. threads: that a BAR counts, 0: the block's"""
+        self.kind, self.threads, self.key, form = "", 0, 0, low >> 9 & 7
+        if self.name == "HGMMA":
+            n = 8 * ((low >> 53 & 31) + 1)
+            self.kind, self.flops = "" if high >> 20 & 7 == NONE else "last", 2 * 64 * n * 16
+            self.shared = n // 4 + (16 if form == 4 else 0)
+            self.cycles = max(n // 2, self.shared)
+        elif self.name == "WARPGROUP":
+            self.kind, self.left = "wait" if high >> 16 & 1 else "", high >> 8 & 7
+        elif self.name == "SYNCS" and low & 0x1FF == 0x1A7:
+            self.kind = "wait" if high >> 8 & 1 else "arrive" if high >> 20 & 1 else "expect"
+        elif self.name == "USETMAXREG":
+            self.kind = "give" if high >> 8 & 1 else "take"
+        elif self.name == "BAR":
+            self.kind, self.threads = "arrive" if high >> 13 & 1 else "", low >> 42 & 0xFFF if form in (2, 5) else 0
+            self.key = low >> 54 & 15 if form == 5 else -1  # -1: a register's
 
 
 def instructions(text):
@@ -77,6 +105,24 @@ class Kernel:
     def main(self):
         """The largest outermost loop"""
         return max((loop for loop in self.loops if not loop.around), key=lambda loop: len(loop.body), default=None)
+
+    def roles(self):
+        """Tells whether one warp group gives registers and others take them"""
+        return {"give", "take"} <= {x.kind for x in self.code if x.name == "USETMAXREG"}
+
+    def toward(self, role):
+        """Indices from which the next USETMAXREG can be one of that kind"""
+        before = {}
+        for i in range(len(self.code)):
+            for j in successors(self.code, i) if self.code[i].name != "USETMAXREG" else ():
+                before.setdefault(j, []).append(i)
+        found, todo = set(), [x.index for x in self.code if x.name == "USETMAXREG" and x.kind == role]
+        while todo:
+            i = todo.pop()
+            if i not in found:
+                found.add(i)
+                todo += before.get(i, [])
+        return found
 
 
 def text_at(data, at):
@@ -202,12 +248,14 @@ def find_loops(code):
 class Path:
     """Indices of the instructions of one warp. Forward branches fall through. Taken are those around a call, around a
     loop of no trips, and around rows that are copied element by element. trips: {loop: trips}, else 1. take,
-    take_first: branches that are taken, or in the first trip of their loop alone."""
+    take_first: branches that are taken, or in the first trip of their loop alone. role: "give" or "take", of a warp
+    that goes where its group gives or takes registers."""
     MOST = 2000000  # instructions
 
-    def __init__(self, kernel, trips, take=(), take_first=()):
+    def __init__(self, kernel, trips, take=(), take_first=(), role=""):
         self.code, self.loops, self.trips = kernel.code, kernel.loops, trips
         self.take, self.take_first = take, take_first
+        self.toward = kernel.toward(role) if role else set()
         self.heads = {loop.head: loop for loop in kernel.loops}
         self.done = dict.fromkeys(range(1, len(kernel.loops) + 1), 0)
         self.branches = {}  # forward ones on the way: taken how often, of how many times
@@ -257,6 +305,8 @@ class Path:
         loop = self.innermost(i)
         if x.diverging:
             return False
+        if (i + 1 in self.toward) != (x.target in self.toward):
+            return x.target in self.toward
         if loop and i in self.take_first:
             return self.done[loop.number] == 0
         if loop and (x.target in loop.body) != (i + 1 in loop.body):  # stays in the loop until its trips are done

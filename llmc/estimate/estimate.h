@@ -130,7 +130,7 @@ static PassWork pass_work(const Machine *m, const RunSettings *settings, const B
     work.last = plan_traffic(settings, part, 1);
     work.other = traffic_less(plan_traffic(settings, part, 2), work.last);
     here.ridge = machine_ridge(m), here.library = estimated_library(m, settings);
-    here.experts = m->value[EXPERTS_FLOPS] / m->value[PRODUCT_FLOPS];
+    here.rates = machine_kernels(m);
     work.counts = plan_make(&here, part).counts;
     here.backward = here.optimizer = 0; // count only the forward pass
     work.forward = work_seconds(m, plan_make(&here, part).counts);

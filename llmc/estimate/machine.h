@@ -15,10 +15,11 @@ Each number is printed with its source; estimates are no better than these numbe
 #define GIBIBYTE (1024.0 * 1024 * 1024)
 
 // Source of a constant
-typedef enum { BASIS_MEASURED, BASIS_DATA_SHEET, BASIS_ASSUMED, BASES } Basis;
+typedef enum { BASIS_MEASURED, BASIS_DATA_SHEET, BASIS_ASSUMED, BASIS_SIMULATED, BASES } Basis;
 static const char *const basis_names[BASES] = {
     "measured with this program on one H100 (dev/gpu_speed.md, 2026-11-26; cuDNN 9.19.0)",
-    "NVIDIA's data sheets (dense; links in one direction)", "assumed"};
+    "NVIDIA's data sheets (dense; links in one direction)", "assumed",
+    "simulated from machine code (STREAMBP_WGMMA; dev/cuda/cycles.py), never measured"};
 
 typedef enum {
     GPUS_PER_NODE,
@@ -44,7 +45,9 @@ typedef enum {
     LAUNCH_GAP, // seconds from the end of a kernel to the start of the next
     DISK_WRITE, // bytes per second of a node's disk
     DISK_READ,
-    MACHINE_CONSTANTS
+    WGMMA_EXPERTS_FLOPS,  // products of experts by kernels for Hopper, forward and input; 0: these kernels are off
+    WGMMA_BACKWARD_FLOPS, // attention backward by them, with heads of wgmma_heads[0], [1], ..
+    MACHINE_CONSTANTS = WGMMA_BACKWARD_FLOPS + WGMMA_HEADS
 } MachineConstant;
 
 // Printing of constants: value / unit
@@ -76,6 +79,10 @@ static const struct {
     {"gap between kernels", " us", 1e-6, BASIS_MEASURED},
     {"disk of a node, writes", " GB/s", 1e9, BASIS_ASSUMED},
     {"reads", " GB/s", 1e9, BASIS_ASSUMED},
+    {"products of experts, not of weights' gradients", " TFLOP/s", 1e12, BASIS_SIMULATED},
+    {"attention backward, heads of 64", " TFLOP/s", 1e12, BASIS_SIMULATED},
+    {"of 128", " TFLOP/s", 1e12, BASIS_SIMULATED},
+    {"of 256", " TFLOP/s", 1e12, BASIS_SIMULATED},
 };
 
 typedef struct {
@@ -168,12 +175,46 @@ static size_t collectives_bytes(World w, int deals) {
     return world_ranks(w) > 1 ? (size_t)(NCCL_BYTES + (double)peers * NCCL_PEER_BYTES + rings * NCCL_RING_BYTES) : 0;
 }
 
+// Rates of kernels by Hopper's own instructions. dev/cuda/cycles.py finds 593 to 633 TFLOP/s for products of experts in
+// full tiles, and 510, 640 and 612 for attention backward. A fifth more time is added as above. For attention the rate in
+// a pass is 0.87 of the rate alone, as measured forward (593 of 677).
+static const double wgmma_rates[1 + WGMMA_HEADS] = {510e12, 370e12, 465e12, 445e12};
+
+// Tells whether estimates for this machine take kernels that were only simulated.
+static int machine_simulated(const Machine *m) { return m->value[WGMMA_EXPERTS_FLOPS] > 0; }
+
+// Returns what estimates of this model say of their rates: "", or " by simulated kernels".
+static const char *machine_basis(const Machine *m, const Config *c) {
+    const int takes = c->num_experts || wgmma_takes_head(c->head_dim) || wgmma_takes_head(c->global_head_dim);
+    return machine_simulated(m) && takes ? " by simulated kernels" : "";
+}
+
+// Returns the machine with the kernels for Hopper that STREAMBP_WGMMA asks for.
+static Machine machine_with_wgmma(Machine m) {
+    if (m.architecture == 90 && wgmma_wanted()) memcpy(&m.value[WGMMA_EXPERTS_FLOPS], wgmma_rates, sizeof(wgmma_rates));
+    return m;
+}
+
+static KernelRates machine_kernels(const Machine *m) {
+    const double weight = m->value[EXPERTS_FLOPS] / m->value[PRODUCT_FLOPS];
+    KernelRates rates = {weight, weight, {0}};
+    if (!machine_simulated(m)) return rates;
+    rates.experts = m->value[WGMMA_EXPERTS_FLOPS] / m->value[PRODUCT_FLOPS];
+    for (int i = 0; i < WGMMA_HEADS; i++)
+        rates.backward[i] = m->value[WGMMA_BACKWARD_FLOPS + i] / m->value[OWN_BACKWARD_FLOPS];
+    return rates;
+}
+
 // Finds a card's row by its name in CUDA; NULL: none. PCIe, NVL and laptop boards are slower than their namesakes and
 // have no row.
 static const Machine *machine_of_device(const char *name) {
+    static Machine simulated;
     if (strstr(name, "PCIe") || strstr(name, "NVL") || strstr(name, "Laptop")) return NULL;
-    for (int i = 0; i < MACHINES; i++)
-        if (strstr(name, machines[i].device)) return &machines[i];
+    for (int i = 0; i < MACHINES; i++) {
+        if (!strstr(name, machines[i].device)) continue;
+        simulated = machine_with_wgmma(machines[i]);
+        return machine_simulated(&simulated) ? &simulated : &machines[i];
+    }
     return NULL;
 }
 
@@ -215,7 +256,7 @@ static int machine_parse(Machine *m, const char *text, char *wrong, size_t size)
         snprintf(wrong, size, "'%.*s' is no machine", (int)min_size(length, 32), text);
         return 0;
     }
-    *m = *row, m->cards = cards;
+    *m = machine_with_wgmma(*row), m->cards = cards;
     for (text += length; *text; text += strcspn(text, ",")) {
         char value[32];
         size_t k = 0;
@@ -266,7 +307,8 @@ static void machine_print(FILE *out, const Machine *m) {
             Basis from = machine_constants[i].basis;
             if ((from == BASIS_MEASURED && !m->measured) || (m->board && (i == LINK_WITHIN || i == LINK_BETWEEN)))
                 from = BASIS_ASSUMED;
-            if (from != (Basis)basis || (i >= DISK_WRITE && m->disk_gib == 0)) continue;
+            if (from != (Basis)basis || m->value[i] == 0) continue;
+            if ((i == DISK_WRITE || i == DISK_READ) && m->disk_gib == 0) continue;
             if (!printed) fprintf(out, "%-8s %s:\n", head, basis_names[basis]);
             if (printed > CONSTANTS_COLUMNS || !printed)
                 fputs(printed ? ",\n         " : "         ", out), printed = 9;

@@ -94,6 +94,23 @@ static const struct {
 // heads of global_head_dim. ASKED: the device was asked, so the other bits are its answer
 enum { LIBRARY_FORWARD = 1, LIBRARY_BACKWARD = 2, LIBRARY_ASKED = 4, LIBRARY_GLOBAL = 8 };
 
+// Head sizes whose backward our kernels for Hopper take from cuDNN (cuda/attention_wgmma.cuh)
+enum { WGMMA_HEADS = 3 };
+static const size_t wgmma_heads[WGMMA_HEADS] = {64, 128, 256};
+
+// Tells whether environment variable STREAMBP_WGMMA asks for kernels of Hopper's own instructions.
+static int wgmma_wanted(void) {
+    const char *const wanted = getenv("STREAMBP_WGMMA");
+    return wanted && strcmp(wanted, "0") != 0;
+}
+
+// Tells whether our kernels take backward of such heads from cuDNN on Hopper.
+static int wgmma_takes_head(size_t HD) {
+    for (size_t i = 0; i < WGMMA_HEADS; i++)
+        if (wgmma_heads[i] == HD) return wgmma_wanted();
+    return 0;
+}
+
 // Tells whether cuDNN takes heads of this width on any card.
 static int cudnn_has_head(size_t HD) { return HD % 8 == 0 && HD <= 256; }
 
@@ -103,7 +120,7 @@ static int cudnn_directions(int architecture, size_t HD) {
     for (size_t i = 0; i < sizeof(cudnn_heads) / sizeof(*cudnn_heads) && cudnn_has_head(HD); i++)
         if (cudnn_heads[i].architecture == architecture)
             return LIBRARY_FORWARD * (HD <= cudnn_heads[i].widest[0]) +
-                   LIBRARY_BACKWARD * (HD <= cudnn_heads[i].widest[1]);
+                   LIBRARY_BACKWARD * (HD <= cudnn_heads[i].widest[1] && !(architecture == 90 && wgmma_takes_head(HD)));
     return 0;
 }
 

@@ -96,15 +96,16 @@ static size_t cuda_blocks_choose_scratch(size_t slots) { return 2 * slots; }
 static size_t aligned_256(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
 // Sizes attention by cuDNN, with our own kernels for the remaining calls: the larger of what forward and backward stage
-// (forward_stage, cudnn_stage in cuda/attention_cudnn.cuh). size: bytes of an element
-static size_t gpu_attention_scratch(AttentionChoice choice, size_t size, size_t n, size_t NH, size_t NKV, size_t HD,
-                                    TextSlots slots) {
+// (forward_stage, cudnn_stage in cuda/attention_cudnn.cuh). size: bytes of an element; own_backward: 1: our kernels
+// compute all of backward
+static size_t gpu_attention_scratch(AttentionChoice choice, int own_backward, size_t size, size_t n, size_t NH,
+                                    size_t NKV, size_t HD, TextSlots slots) {
     AttentionCut cut = attention_cut(NH, NKV, HD, 0, choice);
     const size_t floats = sizeof(float), own = cuda_attention_scratch(n, NH, NKV, HD, slots) * floats, row = NH * HD;
     const size_t most = min_size(n, cut.block), rows = max_size(cut.grid, most);
     const size_t padded = aligned_256(cut.grid * row * size);
     if (size != 2 || !cudnn_has_head(HD)) return own / floats;
-    cut.workspace = attention_most_bytes(&cut, n);
+    cut.workspace = own_backward ? 0 : attention_most_bytes(&cut, n);
     const size_t forward = aligned_256(rows * NH * floats) + padded + aligned_256(rows * row * size) +
                            aligned_256(GPU_FORWARD_WORKSPACE) + 256;
     const size_t backward = aligned_256(most * NH * floats) + aligned_256(most * row * floats) + 3 * padded +

@@ -547,7 +547,7 @@ OP(void, experts_backward_weight, (Summed *dweight, const Stored *dout, const St
                                    size_t rows, size_t E, size_t C, size_t OC),
    (dweight, dout, x, first, rows, E, C, OC),
    TENSOR(dweight, E * OC * C, SUMMED) TENSOR(dout, rows * OC, STORED) TENSOR(x, rows * C, STORED)
-   TENSOR(first, E + 1, sizeof(int32_t)) COUNT(dry_experts(rows, E, C, OC, 2 * (double)dry.summed)))
+   TENSOR(first, E + 1, sizeof(int32_t)) COUNT(dry_experts_weight(rows, E, C, OC)))
 
 // ---- loss head -----------------------------------------------------------------------------------------------------
 // logp[n] = log softmax(z)[target], 0 where target < 0; z of logits[n,V] as `temperature` says (ops.h), with T its

@@ -28,11 +28,17 @@ typedef struct {
 } OpCounts;
 enum { OP_COUNTS = sizeof(OpCounts) / sizeof(double) };
 
+// Rates of kernels relative to the rates by which counts are divided; 0: equal
+typedef struct {
+    double experts, experts_weight; // experts' products, and those that make gradients of weights: / other products
+    double backward[WGMMA_HEADS];   // backward with heads of wgmma_heads[i] by Hopper's kernels: / our other kernels
+} KernelRates;
+
 typedef struct {
     const Arena *arena;    // [PLACES]; NULL: ranges are not checked
     size_t stored, summed; // bytes of an element
     double ridge;          // FLOPs of products that a machine does while it moves a byte; 0: unknown
-    double experts;        // with ridge: (rate of experts' products) / (rate of all other products); 0: equal
+    KernelRates rates;     // with ridge
     int library;           // LIBRARY_FORWARD, ...: which attention is counted as library calls (attention_calls.h)
     size_t head_dim;       // head size to which `library` refers; heads of another size are global heads
     double factor;         // each call counts this many times
@@ -93,12 +99,18 @@ static void dry_product(size_t n, size_t C, size_t OC, size_t matrix) {
     dry_product_of(n, C, OC, (double)(C * OC * matrix), 1);
 }
 
-// Counts a product of rows with their experts' matrices. matrix: bytes per element. Rows may use all experts. They
-// leave half of a tile of EXPERTS_TILE rows empty per expert.
-static void dry_experts(size_t rows, size_t E, size_t C, size_t OC, double matrix) {
+// Counts a product of rows with their experts' matrices. matrix: bytes per element; rate: see KernelRates. Rows may use
+// all experts. They leave half of a tile of EXPERTS_TILE rows empty per expert.
+static void dry_experts_at(double rate, size_t rows, size_t E, size_t C, size_t OC, double matrix) {
     const double used = (double)min_size(rows, E), tiles = (double)rows + used * (double)(EXPERTS_TILE / 2);
     dry_product_of(rows, C, OC, used * (double)(C * OC) * matrix,
-                   tiles / (double)max_size(rows, 1) / (dry.experts > 0 ? dry.experts : 1));
+                   tiles / (double)max_size(rows, 1) / (rate > 0 ? rate : 1));
+}
+static void dry_experts(size_t rows, size_t E, size_t C, size_t OC, double matrix) {
+    dry_experts_at(dry.rates.experts, rows, E, C, OC, matrix);
+}
+static void dry_experts_weight(size_t rows, size_t E, size_t C, size_t OC) {
+    dry_experts_at(dry.rates.experts_weight, rows, E, C, OC, 2 * (double)dry.summed);
 }
 
 // Kernels of a library call. Forward: one, and log-sum-exp transposed. Backward: five, and three additions
@@ -132,6 +144,8 @@ static AttentionCounts dry_library(const AttentionShape *shape, int backward) {
 // Returns (time of attention's FLOPs with heads of this width) / (time with heads of 128). Measured on an H200 for
 // heads of 64 and 256 with cuDNN 9.19, and of 256 and 512 with our own kernels (dev/gpu_speed.md).
 static double head_slowness(size_t HD, int library, int backward) {
+    for (size_t i = 0; i < WGMMA_HEADS && backward && !library; i++)
+        if (wgmma_heads[i] == HD && dry.rates.backward[i] > 0) return 1 / dry.rates.backward[i];
     if (!library) return HD <= 128 ? 1 : HD <= 256 ? (backward ? 1.25 : 1) : backward ? 1.66 : 1.31;
     if (HD <= 64) return backward ? 1.73 : 1.48;
     return HD > 128 && backward ? 1.65 : 1;
@@ -282,7 +296,7 @@ static Ops dry_ops; // op set of the current plan
 #pragma GCC diagnostic pop
 
 static size_t dry_gpu_attention_scratch(size_t n, size_t NH, size_t NKV, size_t HD, TextSlots slots) {
-    return gpu_attention_scratch(dry.attention, dry.stored, n, NH, NKV, HD, slots);
+    return gpu_attention_scratch(dry.attention, wgmma_takes_head(HD), dry.stored, n, NH, NKV, HD, slots);
 }
 
 // Returns the op set for a plan with elements of type `stored`; sets the plan's counts to zero. ridge: see DryCount.

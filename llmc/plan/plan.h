@@ -40,7 +40,7 @@ typedef struct {
     double router_aux_loss, router_z_loss; // coefficients of the routers' losses (routes.h); 0: not used
     double router_bias_update;             // routes_bias_update's rate; 0: never
     double ridge;                          // DryCount.ridge of the estimated machine; 0: there is none
-    double experts;                        // see DryCount.experts
+    KernelRates rates;                     // of the estimated machine's kernels
     int library;              // LIBRARY_ASKED: attention is computed by a library, for estimates; else this machine's
     int gpu;                  // 1: plan for a GPU, with any linked op set
     ReferenceModel reference; // reference whose forward pass precedes each micro-batch
@@ -336,7 +336,7 @@ static Plan plan_make(const RunSettings *settings, const Batch *batch) {
     Update update;
     arena_plan(plan.arena);
     Ops ops = ops_dry(settings->model->dtype, plan.arena, settings->ridge, settings->gpu);
-    dry.library = settings->ridge > 0 ? settings->library : 0, dry.experts = settings->experts;
+    dry.library = settings->ridge > 0 ? settings->library : 0, dry.rates = settings->rates;
     dry.head_dim = settings->model->config.head_dim;
     run_begin(&s, &state, settings, &ops, plan.arena, batch);
     if (settings->optimizer && settings->defers) update_defer(&update, &s.memory, &state, &step);

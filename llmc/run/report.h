@@ -418,7 +418,8 @@ static void report_planned(const Run *run) {
         !library_takes_window(run->model.config.head_dim, window_of_model(&run->model.config), 1))
         fputs(", backward of windows by our own kernels", out);
     if (run->chosen && option_given(o, "machine") && o->verb != VERB_PLAN)
-        fprintf(out, "; a step of %.3g s, estimated", run->choice.seconds);
+        fprintf(out, "; a step of %.3g s, estimated%s", run->choice.seconds,
+                machine_basis(machine_from_options(o), &run->model.config));
     fputc('\n', out);
     if (!s->deals) return;
     for (size_t k = 0; k < run->table.levels.levels; k++) // how many tokens fit the groups that --sp auto deals to

@@ -41,6 +41,7 @@ static struct {
     size_t rows, wrong, not_checked;
     int lost;               // 1: the device no longer works
     const Machine *machine; // machine whose rates are expected; NULL: unknown
+    int hopper;             // 1: the device has the instructions of STREAMBP_WGMMA's kernels
     Progress bar;           // counts rows
     // the running row, for the watching thread
     pthread_mutex_t lock;
@@ -239,6 +240,7 @@ __attribute__((format(printf, 3, 4))) static void doctor_tell(const char *name, 
     doctor_say(&row, finding, "%s", text);
     if (!strncmp(name, "device", 6) && ops_device->stored == DTYPE_BF16 && machine_of_device(row.text))
         doctor.machine = machine_of_device(row.text);
+    if (!strncmp(name, "device", 6) && strstr(row.text, "compute capability 9.0")) doctor.hopper = 1;
     doctor_add(&row);
 }
 
@@ -506,6 +508,23 @@ static void look_at_op(DoctorRow *row, size_t i) {
         doctor_say(row, FINDING_OK, "%s", check.about);
 }
 
+// Checks ops that have kernels for Hopper once more, with the kernels that STREAMBP_WGMMA does not choose.
+static void doctor_other_kernels(void) {
+    static const char *const ops[] = {"attention_backward", "experts_forward", "experts_activate",
+                                      "experts_backward_input"};
+    const int on = wgmma_wanted();
+    char name[sizeof(((DoctorRow *)0)->name)];
+    if (!doctor.hopper) return;
+    setenv("STREAMBP_WGMMA", on ? "0" : "1", 1);
+    for (size_t i = 0; i < OP_CASES; i++)
+        for (size_t k = 0; k < sizeof(ops) / sizeof(*ops); k++) {
+            if (strcmp(op_cases[i].name, ops[k]) != 0) continue;
+            snprintf(name, sizeof(name), "%s wgmma %s", ops[k], on ? "off" : "on");
+            doctor_row(name, look_at_op, i, 0);
+        }
+    setenv("STREAMBP_WGMMA", on ? "1" : "0", 1);
+}
+
 static void look_at_collective(DoctorRow *row, size_t i) {
     static const size_t counts[] = {1, 31, 10007}, units[] = {1, SHARD_ALIGNMENT};
     Collectives c = {doctor.ops, dist_ranks(), dist_rank(), dtype_size(ops_device->summed), NULL, (size_t)32 << 20};
@@ -559,6 +578,7 @@ static int verb_doctor(const Options *o) {
     if (doctor.config.global_head_dim) doctor_row("global heads forward", look_at_attention, 2, 0);
     if (doctor.config.global_head_dim) doctor_row("global heads backward", look_at_attention, 3, 0);
     for (size_t i = 0; i < OP_CASES; i++) doctor_row(op_cases[i].name, look_at_op, i, 0);
+    doctor_other_kernels();
     for (size_t i = 0; i < COLLECTIVES && dist_ranks() > 1; i++)
         doctor_row(collectives[i].name, look_at_collective, i, 1);
     doctor_end();

@@ -45,9 +45,10 @@ static void product_shape(OpShape *s, size_t i) {
     s->bias = i % 2 == 0, s->joined = i % 2, s->accumulate = 1;
 }
 
-// Sets the experts' first (i = 0) or last product. Takes no more experts than fit next to the head's weights.
+// Sets the experts' first (i = 0) or last product. Takes no more experts than fit next to the head's weights. A wide
+// model without experts gets experts that are wide enough for every kernel.
 static void experts_shape(OpShape *s, const Config *c, size_t i) {
-    const size_t I = c->moe_intermediate_size ? c->moe_intermediate_size : 24, C = s->C;
+    const size_t C = s->C, small = C < 512 ? 24 : 384, I = c->moe_intermediate_size ? c->moe_intermediate_size : small;
     s->router.E = min_size(s->router.E, 16);
     s->C = i ? I : C, s->OC = i ? C : activation_width(s->activation.kind, I);
 }

@@ -90,12 +90,14 @@ static void plan_print_step(FILE *out, const PlanResult *r) {
     const RunSettings *s = &run->settings;
     const Estimate *e = &r->plan.estimate;
     const double tokens = (double)r->bounds.whole.N * (double)run->assignment.batches;
+    const Machine *const m = machine_from_options(run->options);
+    const char *const basis = m ? machine_basis(m, &run->model.config) : "";
     char seconds[32];
     if (r->lengths.levels)
-        lengths_print(out, &r->lengths);
+        lengths_print(out, &r->lengths, basis);
     else if (e->seconds > 0)
-        fprintf(out, "step      %s for %.0f tokens, estimated: %.0f tokens/s, %.0f %% MFU\n",
-                way_seconds(&r->plan, seconds), tokens, e->tokens_per_second, 100 * e->mfu);
+        fprintf(out, "step      %s for %.0f tokens, estimated%s: %.0f tokens/s, %.0f %% MFU\n",
+                way_seconds(&r->plan, seconds), tokens, basis, e->tokens_per_second, 100 * e->mfu);
     else
         fprintf(out, "step      %s a pass%s%s\n", human_flops(run->plan.counts.flops),
                 r->bounds.no_estimate ? "; no time: " : "", r->bounds.no_estimate ? r->bounds.no_estimate : "");
@@ -189,6 +191,7 @@ static void report_estimate_json(JsonOut *json, const Run *run, const Machine *m
     const double known = e->seconds > 0 ? 1 : NAN;
     report_world_json(json, run->settings.world, run->settings.deals ? NULL : &e->sent);
     json_text(json, "machine", machine->name);
+    if (*machine_basis(machine, &run->model.config)) json_bool(json, "simulated_kernels", 1);
     json_number(json, "estimated_seconds", known * e->seconds);
     json_number(json, "estimated_tokens_per_second", known * e->tokens_per_second);
     json_number(json, "estimated_mfu", known * e->mfu);

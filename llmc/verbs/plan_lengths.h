@@ -123,13 +123,14 @@ static LengthsPlan lengths_plan(const Run *run, const Machine *m, DataLoader *da
     return p;
 }
 
-static void lengths_print(FILE *out, const LengthsPlan *p) {
+// basis: see machine_basis
+static void lengths_print(FILE *out, const LengthsPlan *p, const char *basis) {
     const double seconds = p->seconds[p->levels], fixed = p->seconds[p->best];
     for (size_t k = 0; k < p->levels; k++)
         fprintf(out, "%-9s of %.0f rank%s: %.0f tokens fit; a step has %.3g sequences, %.0f %% of the tokens\n",
                 k ? "" : "groups", p->sp[k], k ? "s" : "", p->fits[k], p->sequences[k], 100 * p->tokens[k] / p->all);
-    fprintf(out, "step      %.3g s for %.0f tokens, estimated: %.0f tokens/s; passes %.0f %% of the bound\n", seconds,
-            p->all, p->all / seconds, 100 * p->bound);
+    fprintf(out, "step      %.3g s for %.0f tokens, estimated%s: %.0f tokens/s; passes %.0f %% of the bound\n", seconds,
+            p->all, basis, p->all / seconds, 100 * p->bound);
     fprintf(out, "fixed     --sp %.0f, the best: %.3g s; auto is %.3g times as fast\n", p->sp[p->best], fixed,
             fixed / seconds);
 }

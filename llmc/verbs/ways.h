@@ -349,8 +349,8 @@ static int plan_presets(const Options *options, const Machine *m, size_t limit) 
         json_size(&json, "seq_len", named.seq_len);
         json_array(&json, "presets");
     } else {
-        printf("presets   longest --seq-len on %zu x %s%s; estimated s of %zu tokens\n", options->ranks, m->gpu, memory,
-               named.seq_len);
+        printf("presets   longest --seq-len on %zu x %s%s; estimated s of %zu tokens%s\n", options->ranks, m->gpu,
+               memory, named.seq_len, machine_simulated(m) ? ", by simulated kernels" : "");
         printf("  %-16s %10s %10s | %12s %9s | %-12s %8s\n", "--init", "parameters", "positions", "all weights", "s",
                "LoRA rank " RECOMMENDED_RANK, "s");
     }

@@ -79,6 +79,10 @@ TEST(work_by_hand) {
     "size=160,head_dim=16"
 #define SMALL_N 256
 
+#define MOE                                                                                                            \
+    "qwen3_moe,hidden_size=64,intermediate_size=96,num_hidden_layers=3,num_attention_heads=2,num_key_value_heads=1,"   \
+    "head_dim=64,vocab_size=160,num_experts=4,num_experts_per_tok=2,moe_intermediate_size=32"
+
 typedef struct {
     Model model;
     RunSettings settings;
@@ -361,6 +365,44 @@ TEST(figures_of_a_pass) {
             if (e.counts.own_forward + e.counts.own_backward > 0) test_fail("pairs are left to our own kernels");
         }
     }
+}
+
+// STREAMBP_WGMMA gives an H100 the rates of simulated kernels, and takes backward with heads of 64 from cuDNN.
+TEST(simulated_kernels_are_asked_for) {
+    Config config = config_from_text("gpt-oss-20b", "test", EXIT_USAGE); // heads of 64, half of them with windows
+    Model model = model_build(&config, DTYPE_BF16);
+    config.sliding_window = 0, model.config = config;
+    for (int on = 0; on < 2; on++) {
+        Machine h100, a100;
+        char wrong[64];
+        if (on) setenv("STREAMBP_WGMMA", "1", 1);
+        assert_true(machine_parse(&h100, "h100", wrong, sizeof(wrong)));
+        assert_true(machine_parse(&a100, "a100", wrong, sizeof(wrong)));
+        const Machine *found = machine_of_device("NVIDIA H100 80GB HBM3");
+        assert_true(machine_simulated(&h100) == on && machine_simulated(found) == on && !machine_simulated(&a100));
+        assert_int_equal(machine_attends(&h100, &model), LIBRARY_FORWARD + (on ? 0 : LIBRARY_BACKWARD));
+        assert_int_equal(machine_attends(&a100, &model), LIBRARY_FORWARD + LIBRARY_BACKWARD);
+        assert_string_equal(machine_basis(&h100, &config), on ? " by simulated kernels" : "");
+    }
+    unsetenv("STREAMBP_WGMMA");
+    model_free(&model);
+}
+
+// Experts' products at twice the rate of others, but those for dW; attention backward with heads of 64 at four times.
+TEST(simulated_kernels_by_hand) {
+    const double rate = 1e6, N = SMALL_N, C = 64, I = 32, E = 4, k = 2, L = 3, NH = 2, HD = 64;
+    Machine m = round_machine(rate, FREE, FREE, FREE);
+    SCOPED(planned_end) Planned c;
+    planned(&c, MOE, SMALL_N, 1, 0, 1);
+    const Estimate before = estimate_step(&m, &c.settings, &c.batch, one_sequence);
+    m.value[WGMMA_EXPERTS_FLOPS] = 2 * rate, m.value[WGMMA_BACKWARD_FLOPS] = 4 * rate;
+    const Estimate e = estimate_step(&m, &c.settings, &c.batch, one_sequence);
+    // forward 6 C I a row, gate and up again 4 C I, input 6 C I; half a tile of each expert is empty
+    const double tiles = N * k + E * EXPERTS_TILE / 2;
+    close_to("experts", before.work.products - e.work.products, L * 16 * C * I * tiles / (2 * rate), 1e-9);
+    const double pairs = N * (N + 1) / 2;
+    close_to("backward", e.work.attention_backward, L * 10 * NH * HD * pairs / (4 * rate), 1e-12);
+    close_to("forward", e.work.attention_forward, before.work.attention_forward, 1e-12);
 }
 
 // Attention of every preset on every machine is planned by what `make dev-cudnn-plans` printed (cuDNN 9.19): 1: cuDNN

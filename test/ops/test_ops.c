@@ -18,6 +18,7 @@ static size_t case_step(void) { return all_cases() ? 1 : ops_device->stored == D
 #include "test_ops_attention.h"       // tests of attention
 #include "test_ops_attention_part.h"  // the same, keys a range at a time
 #include "test_ops_attention_split.h" // the same, of few queries over the keys of a cache
+#include "test_ops_attention_wgmma.h" // the same, backward by Hopper's instructions
 #include "test_ops_adapter.h"         // tests of adapters, scaling, dropout and scattered rows
 #include "test_ops_adamw.h"           // tests of the optimizer
 #include "test_ops_moments.h"         // tests of its moments in 8 bits

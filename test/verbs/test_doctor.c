@@ -107,6 +107,18 @@ static void *allocate_nothing(size_t bytes) {
 }
 static const char *no_device(void) { return "no GPU was found"; }
 
+static void finds_hopper(TellFinding tell) {
+    tell("device 0, used", FINDING_OK, "%s", "NVIDIA H100 PCIe, compute capability 9.0, ECC on");
+}
+// Is wrong if the kernels for Hopper are on.
+static void experts_forward_of_hopper(Stored *out, const Stored *x, const Stored *weight, const int32_t *first,
+                                      size_t rows, size_t E, size_t C, size_t OC, int accumulate) {
+    ops_device->experts_forward(out, x, weight, first, rows, E, C, OC, accumulate);
+    planted = wgmma_wanted() ? "experts_forward" : NULL;
+    plant("experts_forward");
+    planted = NULL;
+}
+
 static void await_slowly(int64_t ticket) {
     const struct timespec pause = {0, 50000000};
     if (ticket % 4 == 2) nanosleep(&pause, NULL); // stores to disk
@@ -162,6 +174,15 @@ TEST(rows_stand_for_themselves) {
     const char *slow = strstr(expect_doctor(&ops, 0, "disk", "295 GB, take ", 0, OP_CASES + 11), "note   disk");
     if (!slow || !strstr(slow, "GB/s written")) test_fail("a slow disk is no note");
     ops.await_transfer = ops_device->await_transfer;
+    test_case("both kernels on a Hopper GPU");
+    ops.machine_findings = finds_hopper;
+    expect_doctor(&ops, 0, "experts_forward wgmma on", "", 0, OP_CASES + 8 + 3);
+    ops.experts_forward = experts_forward_of_hopper;
+    expect_doctor(&ops, 1, "experts_forward wgmma on", "report this line", 1, OP_CASES + 8 + 3);
+    setenv("STREAMBP_WGMMA", "1", 1);
+    expect_doctor(&ops, 1, "experts_forward", "report this line", 1, OP_CASES + 8 + 3); // and not "wgmma off"
+    unsetenv("STREAMBP_WGMMA");
+    ops = ops_planted();
     test_case("an op ends the program");
     ops.scale = scale_that_dies;
     expect_doctor(&ops, 1, "scale", "an unspecified launch failure", 1, OP_CASES + 10);

@@ -11,6 +11,7 @@ computed once more. Head sizes are padded with zeros to the next of HEAD_SIZES.
 #ifndef LLMC_CUDA_ATTENTION_CUH
 #define LLMC_CUDA_ATTENTION_CUH
 #include "attention_split.cuh"
+#include "attention_wgmma.cuh"
 #include "attention_wide.cuh"
 
 // ---- forward --------------------------------------------------------------------------------------------------------
@@ -309,6 +310,9 @@ static void cuda_attention_backward(void *dq, Summed *dk, Summed *dv, const Stor
     if (!rows) return;
     LAUNCH((attention_delta_kernel), dim3((unsigned)blocks_for(rows, DELTA_THREADS / LANES)), DELTA_THREADS, 0)
     (delta + first, (const floatX *)dout + first * HD, (const floatX *)out + first * HD, rows, HD);
+    if (hopper_backward(dq, (float *)dk, (float *)dv, (const floatX *)dout, (const floatX *)q, (const floatX *)k,
+                        (const floatX *)v, (const float *)lse, delta, call, shape))
+        return;
     const auto launch = [&](auto SUMS, unsigned rows, unsigned key_rows, auto start_dq, auto start_dkv) {
         SpanBlocks blocks;
         for (size_t from = 0, next; from < spans.count; from = next) {

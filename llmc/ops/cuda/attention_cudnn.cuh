@@ -163,6 +163,9 @@ static AttentionChoice attention_choice;
 
 static void cudnn_or_own_choose(AttentionChoice choice) { attention_choice = choice; }
 
+// Tells whether our kernels for Hopper compute all of backward.
+static bool hopper_backward_replaces(size_t HD) { return wgmma_on() && wgmma_takes_head(HD); }
+
 static bool cudnn_takes(size_t HD, bool aligned) { return sizeof(floatX) == 2 && cudnn_has_head(HD) && aligned; }
 
 struct CudnnCut : AttentionCut {
@@ -215,7 +218,7 @@ static void backward_calls(const CudnnCut &cut, const AttentionShape *shape, siz
 
 // ---- the ops --------------------------------------------------------------------------------------------------------
 static size_t cudnn_or_own_scratch(size_t n, size_t NH, size_t NKV, size_t HD, TextSlots slots) {
-    return gpu_attention_scratch(attention_choice, sizeof(floatX), n, NH, NKV, HD, slots);
+    return gpu_attention_scratch(attention_choice, hopper_backward_replaces(HD), sizeof(floatX), n, NH, NKV, HD, slots);
 }
 
 static void cudnn_or_own_forward(void *out, Summed *lse, const Stored *q, const Stored *k, const Stored *v,
@@ -305,7 +308,7 @@ static void cudnn_or_own_backward(void *dq, Summed *dk, Summed *dv, const Stored
     const size_t n = spans_rows(shape->spans), NH = shape->NH, NKV = shape->NKV, HD = shape->HD;
     const CudnnCut cut = cudnn_cut(shape);
     size_t library = 0;
-    if (cudnn_takes(HD, all_aligned(dq, dk, dv, dout, out, q, k, v)))
+    if (cudnn_takes(HD, all_aligned(dq, dk, dv, dout, out, q, k, v)) && !hopper_backward_replaces(HD))
         for (size_t row = 0; row < n; row += cut.block)
             backward_calls(cut, shape, row, cut.block, [&](const AttentionCall &call) { library += call.rows; });
     if (!library) return cuda_attention_backward(dq, dk, dv, dout, out, q, k, v, lse, shape, scratch);

@@ -124,6 +124,16 @@ static void find_attention(TellFinding tell) {
 #endif
 }
 
+static void find_wgmma(TellFinding tell) {
+#ifdef PRECISION_BF16
+    if (device_attribute(cudaDevAttrComputeCapabilityMajor) != 9) return;
+    tell("kernels for Hopper", FINDING_OK, "%s",
+         wgmma_on() ? "on, by STREAMBP_WGMMA" : "off; STREAMBP_WGMMA=1 turns them on");
+#else
+    (void)tell;
+#endif
+}
+
 static void cuda_machine_findings(TellFinding tell) {
     if (find_driver(tell)) find_devices(tell);
     find_library(tell, &LIBRARY_CUBLASLT, "cublasLtGetVersion", FINDING_WRONG);
@@ -131,7 +141,7 @@ static void cuda_machine_findings(TellFinding tell) {
 #ifdef HAVE_NCCL
     find_library(tell, &LIBRARY_NCCL, "ncclGetVersion", dist_ranks() > 1 ? FINDING_WRONG : FINDING_NOTE);
 #endif
-    if (device.ready) find_attention(tell);
+    if (device.ready) find_attention(tell), find_wgmma(tell);
     find_doubles(tell);
     find_host(tell);
 }

@@ -71,8 +71,8 @@ static const char *cudnn_or_own_library(size_t NH, size_t NKV, size_t HD, size_t
 #endif
     const CudnnAttention square = {CUDNN_BLOCK, CUDNN_BLOCK, NH, NKV, NH, NKV, HD, min_size(window, CUDNN_GRID),
                                    1.0,         1,           0};
-    const bool has = cudnn_takes(HD, true) && library_takes_window(HD, window, backward) &&
-                     cudnn_attention_has(&square, backward, SIZE_MAX);
+    const bool has = cudnn_takes(HD, true) && !(backward && hopper_backward_replaces(HD)) &&
+                     library_takes_window(HD, window, backward) && cudnn_attention_has(&square, backward, SIZE_MAX);
     return has ? cudnn_attention_library() : NULL;
 }
 #endif

@@ -54,12 +54,6 @@ template <unsigned STAGES> __device__ inline void turn_next(Turn &t) {
     if (++t.stage == STAGES) t.stage = 0, t.phase ^= 1;
 }
 
-// Tells whether environment variable STREAMBP_WGMMA asks for these kernels.
-static inline bool wgmma_wanted(void) {
-    const char *const wanted = getenv("STREAMBP_WGMMA");
-    return wanted && strcmp(wanted, "0") != 0;
-}
-
 #ifdef CUDA_ON_CPU
 #define WGMMA_CODE
 #include "test/emulate/wgmma_on_cpu.h"
