@@ -95,7 +95,7 @@ static const struct {
 enum { LIBRARY_FORWARD = 1, LIBRARY_BACKWARD = 2, LIBRARY_ASKED = 4, LIBRARY_GLOBAL = 8 };
 
 // Head sizes whose backward our kernels for Hopper take from cuDNN (cuda/attention_wgmma.cuh)
-static const size_t wgmma_heads[] = {64, 256};
+static const size_t wgmma_heads[] = {64, 128, 256};
 
 // Tells whether environment variable STREAMBP_WGMMA asks for kernels of Hopper's own instructions.
 static int wgmma_wanted(void) {
