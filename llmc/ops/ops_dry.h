@@ -130,8 +130,10 @@ static AttentionCounts dry_library(const AttentionShape *shape, int backward) {
 }
 
 // Returns (time of attention's FLOPs with heads of this width) / (time with heads of 128). Measured on an H200 for
-// heads of 64 and 256 with cuDNN 9.19, and of 256 and 512 with our own kernels (dev/gpu_speed.md).
+// heads of 64 and 256 with cuDNN 9.19, and of 256 and 512 with our own kernels (dev/gpu_speed.md). wgmma_heads are
+// simulated.
 static double head_slowness(size_t HD, int library, int backward) {
+    if (!library && backward && wgmma_takes_head(HD)) return wgmma_backward_time(HD);
     if (!library) return HD <= 128 ? 1 : HD <= 256 ? (backward ? 1.25 : 1) : backward ? 1.66 : 1.31;
     if (HD <= 64) return backward ? 1.73 : 1.48;
     return HD > 128 && backward ? 1.65 : 1;

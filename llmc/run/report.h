@@ -386,6 +386,7 @@ static void report_planned(const Run *run) {
     const int own = !run->attention && strcmp(ops_device->name, "cpu") != 0 &&
                     machine_attends(&machines[MACHINE_H100], &run->model);
     const int own_backward = s->backward && !(s->library & LIBRARY_BACKWARD);
+    const int simulated = o->verb == VERB_PLAN && wgmma_takes_head(run->model.config.head_dim);
     FILE *out = run->text;
     char text[160];
     fprintf(out, "memory   %s planned%s", human_bytes((double)run->plan.total_bytes),
@@ -407,8 +408,9 @@ static void report_planned(const Run *run) {
             fprintf(out, "; %s: %s", place == PLACE_HOST ? "in host memory" : "on disk", text);
     if (run->attention || own)
         fprintf(out, "; attention by %s%s", own ? "our own kernels, slower than cuDNN" : run->attention,
-                own                      ? ""
-                : own_backward           ? ", backward by our own kernels"
+                own ? ""
+                : own_backward
+                    ? simulated ? ", backward by our own kernels at a simulated rate" : ", backward by our own kernels"
                 : s->attention.any_order ? " in any order"
                                          : "");
     if (run->attention && run->model.config.global_head_dim && s->library < LIBRARY_GLOBAL)
