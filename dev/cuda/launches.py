@@ -22,10 +22,12 @@ MAIN = 0  # in trips: the main loop, whatever its number
 class Launch:
     """times: in a call of the op. trips: {loop: trips}. take, first: forward branches that are taken, in all trips or
     the first; patterns of what they go around, as --branches prints it, "pattern#2": the second. some: {pattern: warps
-    of a scheduler that do not}. loops: None if only MAIN has trips"""
+    of a scheduler that do not}. loops: None if only MAIN has trips. stages, load: of a pipeline, see cycles.py"""
 
-    def __init__(self, kernel, grid, threads, shared=0, trips=None, loops=1, times=1, take=(), some=None, first=()):
+    def __init__(self, kernel, grid, threads, shared=0, trips=None, loops=1, times=1, take=(), some=None, first=(),
+                 stages=0, load=0):
         self.kernel, self.grid, self.threads, self.shared, self.times = kernel, grid, threads, shared, times
+        self.stages, self.load = stages, load
         self.trips, self.loops, self.take, self.some, self.first = trips or {}, loops, take, some or {}, first
 
 
@@ -76,6 +78,23 @@ def wide(kernel, rows, passing, loops, main, take):
     blocks = (2 * STREAM if "dkv" in kernel else WIDE_HEADS * n) // rows
     return Launch(kernel, blocks, 256, trips={**dict.fromkeys(range(2, loops + 1), 0), main: trips // (blocks * rows)},
                   loops=loops, take=take)
+
+
+def hopper(kernel, HD, heads, key_heads, held, passing, stages, load, take=()):
+    """A pass of backward by wgmma, in tiles that all queries see. held: rows that a block sums: queries of a head, or
+    keys for all heads of queries that read them; passing: rows of a tile"""
+    blocks = (key_heads * STREAM if "dkv" in kernel else heads * n) // held
+    edges = r"[4-9]\d others|1\d\d others"
+    trips = {MAIN: heads * PAIRS // (held * passing * blocks)}
+    return Launch(f"attention_{kernel % HD}", blocks, 384, 160 << 10, trips, None, take=(edges, *take), stages=stages,
+                  load=load)
+
+
+def hopper_backward(HD, heads, key_heads, predicted, dkv, dq, take=()):
+    return ("attention_backward", f"heads of {HD}, wgmma", 8 * n * heads * HD,
+            10 * HD * heads * PAIRS / (predicted * 1e6),
+            [hopper("dkv_hopper_kernel<%d>", HD, heads, key_heads, *dkv, take),
+             hopper("dq_hopper_kernel<%d, false>", HD, heads, key_heads, *dq)])
 
 
 WIDE = "attention_wide_%skernel<512, WideTiles{%s}%s>"
@@ -166,6 +185,11 @@ PASS = {
          [wide(WIDE % ("dq_", "4, 32, 1", ", false"), 32, 32, 5, 3, NO_EDGE),
           wide(WIDE % ("dkv_", "2, 16, 2", ""), 32, 16, 6, 4, ("18 others",))]),
     ),
+    "attention by wgmma: gpt-oss, Qwen3-8B, Qwen3.5-9B": (
+        hopper_backward(64, 64, 8, 420, (128, 64, 6, 16 << 10), (128, 128, 8, 16 << 10)),
+        hopper_backward(128, 32, 8, 490, (128, 64, 4, 32 << 10), (128, 64, 8, 16 << 10)),
+        hopper_backward(256, 16, 4, 445, (64, 64, 2, 64 << 10), (128, 64, 3, 32 << 10), ("2 SYNCS, 16 LDS",)),
+    ),
     "Qwen3-30B-A3B": [grouped(form, *widths) for form in range(3)
                       for widths in ((C_EXPERTS, 2 * I_EXPERTS), (I_EXPERTS, C_EXPERTS))],
 }
@@ -175,9 +199,10 @@ PASS = {
 def timing(kernel, launch):
     """The launch's Timing; stale: its trips or branches are not this kernel's"""
     trips = {kernel.main().number if loop == MAIN else loop: n for loop, n in launch.trips.items()}
-    branches = sorted(Path(kernel, trips).branches)
+    role = "take" if kernel.roles() else ""
+    branches = sorted(Path(kernel, trips, role=role).branches)
     found = {i for i in branches if any(re.fullmatch(x, goes_around(kernel, i)) for x in launch.take)}
-    branches = sorted({*branches, *Path(kernel, trips, found).branches})  # and those that only a taken branch reaches
+    branches = sorted({*branches, *Path(kernel, trips, found, role=role).branches})  # also behind a taken branch
 
     def matching(wanted):
         pattern, _, which = wanted.partition("#")
@@ -187,7 +212,8 @@ def timing(kernel, launch):
     take, first = ([matching(x) for x in patterns] for patterns in (launch.take, launch.first))
     some = {x: matching(x) for x in launch.some}
     t = Timing(kernel, trips, launch.grid, launch.threads, launch.shared, take=set(sum(take, [])),
-               take_first=set(sum(first, [])), some={i: launch.some[x] for x in some for i in some[x]})
+               take_first=set(sum(first, [])), some={i: launch.some[x] for x in some for i in some[x]},
+               stages=launch.stages, load=launch.load)
     t.stale = not all(take + first) or not all(some.values()) or launch.loops not in (None, len(kernel.loops))
     return t
 
@@ -246,6 +272,7 @@ HEAVIEST = ("delta_walk_kernelILi128E", "delta_walk_back_kernelILi128E", "delta_
             "attention_forward_kernelILi128EXtl5TilesLj64ELj32ELj2EEELb0ELb0E", "attention_wide_dkv_kernelILi512E",
             "attention_wide_dq_kernelILi512EXtl9WideTilesLi4ELi32ELi1EEELb0E",
             "attention_wide_kernelILi512EXtl9WideTilesLi2ELi32ELi1EEELb0ELb0E",
+            "attention_dkv_hopper_kernelILi128E", "attention_dq_hopper_kernelILi128ELb0E",
             "attention_split_kernelILi128EXtl10SplitTilesLj4ELj1ELj2EEELb0E", "attention_received_kernelILi128E")
 MOST_GROWTH, LEAST, LEAST_NEW = 0.03, 50, 100  # instructions: of loops that are recorded, of new ones that are too many
 

@@ -37,6 +37,7 @@ for pipe, cycles, latency, names in (
         OPERATIONS[int(code, 16)] = (name, pipe, cycles, latency)
 PIPES = tuple(dict.fromkeys(pipe for _, pipe, _, _ in OPERATIONS.values()))
 NO_PREDICATE, BRANCH, NONE = 7, 0x147, 7
+LOADS = ("UTMALDG", "UBLKCP")  # of tiles, into shared memory
 
 
 class Instruction:
@@ -112,11 +113,24 @@ class Kernel:
 
     def toward(self, role):
         """Indices from which the next USETMAXREG can be one of that kind"""
+        return self.leading_to([x.index for x in self.code if x.name == "USETMAXREG" and x.kind == role],
+                               lambda i, j: self.code[i].name != "USETMAXREG")
+
+    def toward_work(self, loop):
+        """Indices from which a trip of the loop (None: the kernel) leads to a product of a warp group or a load for it"""
+        back = {(i, other.head) for other in self.loops for i in other.jumps}
+        body = loop.body if loop else range(len(self.code))
+        return self.leading_to([i for i in body if self.code[i].name in ("HGMMA", *LOADS)],
+                               lambda i, j: (i, j) not in back and i in body and j in body)
+
+    def leading_to(self, goals, counts):
+        """Indices from which edges that count lead to a goal"""
         before = {}
         for i in range(len(self.code)):
-            for j in successors(self.code, i) if self.code[i].name != "USETMAXREG" else ():
-                before.setdefault(j, []).append(i)
-        found, todo = set(), [x.index for x in self.code if x.name == "USETMAXREG" and x.kind == role]
+            for j in successors(self.code, i):
+                if counts(i, j):
+                    before.setdefault(j, []).append(i)
+        found, todo = set(), goals
         while todo:
             i = todo.pop()
             if i not in found:
@@ -249,13 +263,14 @@ class Path:
     """Indices of the instructions of one warp. Forward branches fall through. Taken are those around a call, around a
     loop of no trips, and around rows that are copied element by element. trips: {loop: trips}, else 1. take,
     take_first: branches that are taken, or in the first trip of their loop alone. role: "give" or "take", of a warp
-    that goes where its group gives or takes registers."""
+    that goes where its group gives or takes registers, then where there are products or loads of tiles."""
     MOST = 2000000  # instructions
 
     def __init__(self, kernel, trips, take=(), take_first=(), role=""):
         self.code, self.loops, self.trips = kernel.code, kernel.loops, trips
         self.take, self.take_first = take, take_first
-        self.toward = kernel.toward(role) if role else set()
+        self.toward, self.work = kernel.toward(role) if role else set(), {}
+        self.toward_work = kernel.toward_work if role else lambda loop: set()
         self.heads = {loop.head: loop for loop in kernel.loops}
         self.done = dict.fromkeys(range(1, len(kernel.loops) + 1), 0)
         self.branches = {}  # forward ones on the way: taken how often, of how many times
@@ -314,6 +329,10 @@ class Path:
             if leaves:
                 self.done[loop.number] = 0
             return (x.target in loop.body) != leaves
+        if loop not in self.work:
+            self.work[loop] = self.toward_work(loop)
+        if i not in self.take and (i + 1 in self.work[loop]) != (x.target in self.work[loop]):
+            return x.target in self.work[loop]
         return i in self.take or self.goes_around(i, x.target)
 
     def leaves(self, loop):

@@ -1,10 +1,10 @@
 """Simulates a launch on an H100 from a kernel's machine code (machine_code.py); cycles.py says what it knows."""
 import collections, copy
-from machine_code import NONE, PIPES, Path
+from machine_code import LOADS, NONE, PIPES, Path
 
 CLOCK, PROCESSORS, SCHEDULERS = 1.755e9, 132, 4  # of an H100
 L2, PORT = 32, 128  # bytes a cycle: of the L2 cache for each multiprocessor, of shared memory
-LOADS, SHARED = ("UTMALDG", "UBLKCP"), ("LDS", "LDSM", "STS", "STSM")
+SHARED = ("LDS", "LDSM", "STS", "STSM")
 READ, BARRIER, QUEUE = 12, 20, 64  # cycles: until operands are read, a barrier, work that waits at a queued pipe
 SPREAD = 512  # cycles over which reads and writes of shared memory spread
 WHOLE_WAVES = 4  # fewer waves are whole ones: blocks end together

@@ -142,7 +142,8 @@ static AttentionCounts dry_library(const AttentionShape *shape, int backward) {
 }
 
 // Returns (time of attention's FLOPs with heads of this width) / (time with heads of 128). Measured on an H200 for
-// heads of 64 and 256 with cuDNN 9.19, and of 256 and 512 with our own kernels (dev/gpu_speed.md).
+// heads of 64 and 256 with cuDNN 9.19, and of 256 and 512 with our own kernels (dev/gpu_speed.md). KernelRates
+// has backward by kernels for Hopper.
 static double head_slowness(size_t HD, int library, int backward) {
     for (size_t i = 0; i < WGMMA_HEADS && backward && !library; i++)
         if (wgmma_heads[i] == HD && dry.rates.backward[i] > 0) return 1 / dry.rates.backward[i];

@@ -12,6 +12,9 @@ extern "C" const Ops *const ops_cpu_device;
 // For CALL of testing.h
 extern "C" void cuda_on_cpu_turn_order(void);
 extern "C" void cuda_on_cpu_turn_order(void) { cuda_on_cpu::turn_order(); }
+// For tests: the products of warp groups so far (wgmma_on_cpu.h)
+extern "C" size_t cuda_on_cpu_group_products(void);
+extern "C" size_t cuda_on_cpu_group_products(void) { return cuda_on_cpu::group_products; }
 
 // Runs a library's work, or records it; ends the program if that is impossible.
 template <typename Work> static auto library_call(const char *op, Work work) -> decltype(work()) {

@@ -140,6 +140,7 @@ inline int reverse; // order of threads and of blocks: last to first
 // Hooks of wgmma_on_cpu.h. when_stuck: no thread can go on; returns whether one can now. when_block_ends: checks
 inline bool (*when_stuck)();
 inline void (*when_block_ends)();
+inline size_t group_products; // products of warp groups so far
 
 // ---- switching ------------------------------------------------------------------------------------------------------
 #if defined(__x86_64__)

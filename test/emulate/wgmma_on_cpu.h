@@ -234,6 +234,7 @@ inline void products_finish(unsigned first, unsigned batch) {
                      i < other.size() ? other[i].line : queue[i].line);
     }
     for (size_t i = 0; i < count; i++) product_compute(first, i);
+    group_products += count;
     for (unsigned l = 0; l < GROUP_THREADS; l++) {
         GroupThread &t = group_thread[first + l];
         t.products.erase(t.products.begin(), t.products.begin() + (long)count);

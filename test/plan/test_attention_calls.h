@@ -125,6 +125,25 @@ TEST(attention_calls_of_a_million_queries) { // 32 heads of 128: 2^31 elements a
         test_fail("asked %zu times for %g calls", times_asked, backward.calls);
 }
 
+// With STREAMBP_WGMMA our kernels for Hopper compute backward: no calls, no memory for staged results.
+TEST(attention_calls_without_backward) {
+    const AttentionChoice choice = {0, 0};
+    for (int on = 0; on < 2; on++) {
+        if (on) setenv("STREAMBP_WGMMA", "1", 1);
+        for (size_t HD = 64; HD <= 256; HD *= 2) {
+            const int all = LIBRARY_FORWARD + LIBRARY_BACKWARD;
+            const size_t own = cuda_attention_scratch(8192, 32, 8, HD, no_slots);
+            const size_t planned = gpu_attention_scratch(choice, wgmma_takes_head(HD), 2, 8192, 32, 8, HD, no_slots);
+            assert_int_equal(cudnn_directions(90, HD), on ? LIBRARY_FORWARD : all);
+            assert_int_equal(cudnn_directions(80, 64), all);
+            if (planned < own || (planned > own + 8192 * 32 * HD) != !on)
+                test_fail("heads of %zu: %zu elements with the library, %zu without", HD, planned, own);
+        }
+        assert_int_equal(cudnn_directions(90, 96), LIBRARY_FORWARD + LIBRARY_BACKWARD);
+    }
+    unsetenv("STREAMBP_WGMMA");
+}
+
 // The library may count elements of dS in 32 bits. 4096 queries of 32 heads and 16,384 keys have 2^31.
 TEST(attention_calls_have_few_terms) {
     static const struct {

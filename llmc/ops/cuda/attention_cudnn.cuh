@@ -1,5 +1,6 @@
 /*
 Attention of op set "cuda" with cuDNN (cudnn_attention.h): executes the calls that attention_calls.h cuts spans into.
+With STREAMBP_WGMMA our kernels for Hopper (attention_wgmma.cuh) compute all of backward instead, of wgmma_heads.
 cuDNN executes the library calls. Our own kernels (attention.cuh) execute the other calls, and all that cuDNN refuses.
 The choice depends only on shapes and the machine, so results are the same every time (with any_order except for the
 last bits).

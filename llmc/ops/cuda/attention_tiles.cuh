@@ -72,9 +72,11 @@ __device__ inline unsigned span_of(const SpanBlocks &blocks, unsigned block) {
     return i;
 }
 
-// Returns this block's part of a span. Last blocks come first: causal attention gives them the most work.
+// Returns this block's part of a span. Blocks with the most work come first: causal attention gives it to the last queries
+// and to the first keys.
 __device__ inline SpanBlock span_block(const SpanBlocks &blocks, unsigned size, bool by_keys) {
-    const unsigned block = blocks.first[blocks.count] - 1 - blockIdx.x, i = span_of(blocks, block);
+    const unsigned block = by_keys ? blockIdx.x : blocks.first[blocks.count] - 1 - blockIdx.x,
+                   i = span_of(blocks, block);
     const Span span = span_at(blocks, i);
     SpanBlock found = {span, 0, 0, keys_seen(blocks, span.document, span.begin, span.end), span.begin - span.row};
     found.begin = (by_keys ? found.keys.begin : span.begin) + (size_t)(block - blocks.first[i]) * size;

@@ -45,7 +45,8 @@ template <int HD> constexpr size_t dq_hopper_bytes() {
 #ifdef WGMMA_CODE
 // Loads `ROWS` rows of one head, from `row` on, into a panel tile. One thread calls it; the map's boxes have 64 rows.
 template <int HD, unsigned ROWS>
-__device__ inline void head_load(floatX *tile, const TensorMap *map, TileBarrier *barrier, size_t head, size_t row) {
+__device__ inline void head_load(floatX *tile, const TensorMap *map, TileBarrier *barrier, unsigned head,
+                                 unsigned row) {
 #pragma unroll 1
     for (unsigned panel = 0; panel < HD / PANEL; panel++)
         for (unsigned r = 0; r < ROWS; r += GROUP_ROWS)
@@ -86,262 +87,413 @@ __device__ inline void ring_start(TileBarrier *full, TileBarrier *empty, unsigne
 #endif
 
 // ---- dk, dv ---------------------------------------------------------------------------------------------------------
+#ifdef WGMMA_CODE
+// Shared memory of a block
+struct DkvShared {
+    floatX *k, *v, *stages;                 // a stage: a tile of dout, a tile of q
+    float *beside, *meetings;               // of each stage delta, lse log2(e); p for the other group
+    TileBarrier *held, *full, *empty, *met; // met: of each meeting one for p, one for its end
+};
+
+// The tiles of queries that see a key of the block, for each query head of the keys' head
+struct QueryTiles {
+    unsigned row, row_end, head, count; // rows of q; first head; tiles of all heads
+    int begin, end;                     // the rows, relative to the first key of this thread's group
+};
+
+// What a thread of a group needs to know of its keys
+struct KeyRows {
+    unsigned group;
+    int warp_row, row, window; // the warp's first key and the thread's, relative to the group's
+    float scale;
+    bool any; // the group has a key
+};
+
+__device__ inline QueryTiles query_tiles(const SpanBlock &block, size_t window, size_t key, unsigned heads) {
+    const size_t first = block.begin > block.span.begin ? block.begin : block.span.begin, span_end = block.span.end,
+                 end = span_end - block.end >= window ? block.end + window - 1 : span_end;
+    return QueryTiles{(unsigned)(first - block.origin),
+                      (unsigned)(end - block.origin),
+                      blockIdx.y * heads,
+                      tiles_in<DKV_QUERIES>(end - first) * heads,
+                      (int)((long long)first - (long long)key),
+                      (int)((long long)end - (long long)key)};
+}
+
+// Loads tiles of queries with their delta and lse. Up to four warps take turns, so that their loads overlap. At most one
+// warp a stage: else a warp could take the phase before last of a barrier for the last one.
+template <int HD>
+__device__ inline void load_queries(const DkvShared &m, QueryTiles t, const TensorMap *q, const TensorMap *dout,
+                                    const float *lse, const float *delta, size_t NH, unsigned first_row) {
+    constexpr unsigned QUERIES = DKV_QUERIES, TILE = QUERIES * HD, STAGES = DKV_STAGES<HD>,
+                       WARPS = STAGES < 4 ? STAGES : 4;
+    const unsigned lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
+    unsigned row = t.row;
+    Turn turn = {};
+    for (unsigned tile = 0; tile < t.count; tile++, turn_next<STAGES>(turn)) {
+        if (tile % WARPS == warp) {
+            TileBarrier *const loaded = m.full + turn.stage;
+            floatX *const td = m.stages + 2 * turn.stage * TILE;
+            barrier_wait(m.empty + turn.stage, turn.phase ^ 1);
+            if (lane == 0) {
+                barrier_expect(loaded, 2 * TILE * sizeof(floatX));
+                head_load<HD, QUERIES>(td, dout, loaded, t.head, row - first_row);
+                head_load<HD, QUERIES>(td + TILE, q, loaded, t.head, row - first_row);
+            }
+#pragma unroll 1 // this group has few registers
+            for (unsigned i = lane; i < QUERIES; i += LANES) {
+                const size_t place = (size_t)(row + i) * NH + t.head;
+                float *const to = m.beside + turn.stage * 2 * QUERIES + i;
+                to[0] = row + i < t.row_end ? delta[place] : 0.0f;
+                to[QUERIES] = row + i < t.row_end ? lse[place] * LOG2_E : INFINITY;
+            }
+            barrier_arrive(loaded);
+        }
+        row += QUERIES;
+        if (row >= t.row_end) row = t.row, t.head++;
+    }
+}
+
+// Replaces scores [64 keys, 64 queries] by p. query: the tile's first query, relative to the group's first key
+__device__ inline void weigh_pairs(float (*s)[4], const KeyRows &keys, int query, const float *lse) {
+    constexpr int N = DKV_QUERIES;
+    if (query < keys.warp_row + 15) hide_unseen<N, true>(s, keys.row - query);
+    if (query + N - 1 - keys.warp_row >= keys.window) hide_far<N, true>(s, keys.row - query + keys.window);
+#pragma unroll
+    for (int j = 0; j < N / 8; j++) {
+        const Pack<float, 2> l = pack_read<2>(lse + j * 8 + threadIdx.x % 4 * 2);
+        for (int e = 0; e < 4; e++) s[j][e] = fast_exp2(fmaf(s[j][e], keys.scale, -l.x[e % 2]));
+    }
+}
+
+// Replaces eight columns of dout v^T by ds = p (dout v^T - delta).
+__device__ inline void slope_of(float (&ds)[4], const float *p, const float *delta) {
+    const Pack<float, 2> l = pack_read<2>(delta + threadIdx.x % 4 * 2);
+    for (int e = 0; e < 4; e++) ds[e] = p[e] * (ds[e] - l.x[e % 2]);
+}
+
+// Sums dv and dk of a group's own keys. LATE: the products with p and ds of a tile follow the next tile's scores, so
+// that the tensor cores are busy while weights are computed. A group passes by at most one tile in a row, so late tiles
+// do not hold up the ring.
+template <int HD>
+__device__ inline void sum_own_keys(float (&sum_v)[HD / 8][4], float (&sum_k)[HD / 8][4], const DkvShared &m,
+                                    const QueryTiles &t, const KeyRows &keys) {
+    constexpr bool LATE = HD <= 64; // else registers are too few
+    constexpr unsigned STAGES = DKV_STAGES<HD>, TILE = DKV_QUERIES * HD;
+    constexpr int N = DKV_QUERIES;
+    const floatX *const tk = m.k + keys.group * GROUP_ROWS * HD, *const tv = m.v + keys.group * GROUP_ROWS * HD;
+    OperandA w[N / 16] = {}, dw[N / 16] = {}; // p, ds
+    unsigned late = STAGES;                   // stage of the tile they belong to
+    int query = t.begin;
+    Turn turn = {};
+    for (unsigned i = 0; i < t.count; i++, turn_next<STAGES>(turn)) {
+        const floatX *const td = m.stages + 2 * turn.stage * TILE, *const tq = td + TILE,
+                            *const late_d = late < STAGES ? m.stages + 2 * late * TILE : td;
+        const float *const delta = m.beside + turn.stage * 2 * N, *const lse = delta + N;
+        barrier_wait(m.full + turn.stage, turn.phase);
+        if (keys.any && query + N > 0 && query - (int)GROUP_ROWS + 1 < keys.window) { // some query sees a key
+            float s[N / 8][4], ds[N / 8][4];
+            wgmma_fence();
+            issue_scores<HD, N>(s, tk, tq);
+            if (LATE) issue_sums<HD, N>(sum_v, w, late_d), issue_sums<HD, N>(sum_k, dw, late_d + TILE);
+            issue_scores<HD, N>(ds, tv, td);
+            wgmma_wait<LATE ? 3 : 1>(s);
+            weigh_pairs(s, keys, query, lse);
+            if (LATE) {
+                wgmma_wait<0>(ds, sum_v, sum_k);
+                if (late < STAGES) warp_arrive(m.empty + late);
+                operands_of<N>(w, s);
+            } else {
+                operands_of<N>(w, s);
+                issue_sums<HD, N>(sum_v, w, td);
+                wgmma_wait<1>(ds);
+            }
+#pragma unroll
+            for (int j = 0; j < N / 8; j++) slope_of(ds[j], s[j], delta + j * 8);
+            operands_of<N>(dw, ds);
+            late = turn.stage;
+            if (!LATE) {
+                issue_sums<HD, N>(sum_k, dw, tq);
+                wgmma_wait<0>(sum_v, sum_k);
+                warp_arrive(m.empty + turn.stage);
+            }
+        } else {
+            warp_arrive(m.empty + turn.stage);
+        }
+        query = query + N < t.end ? query + N : t.begin;
+    }
+    if (!LATE || late == STAGES) return;
+    issue_sums<HD, N>(sum_v, w, m.stages + 2 * late * TILE);
+    issue_sums<HD, N>(sum_k, dw, m.stages + (2 * late + 1) * TILE);
+    wgmma_wait<0>(sum_v, sum_k);
+}
+
+// Sums dv (the first group) or dk (the second one) of 64 keys.
+template <int HD>
+__device__ inline void sum_shared_keys(float (&sum)[HD / 8][4], const DkvShared &m, const QueryTiles &t,
+                                       const KeyRows &keys) {
+    constexpr unsigned TILE = DKV_QUERIES * HD;
+    constexpr int N = DKV_QUERIES;
+    int query = t.begin;
+    Turn turn = {}, meeting = {};
+    for (unsigned i = 0; i < t.count; i++, turn_next<DKV_STAGES<HD>>(turn), turn_next<MEETINGS>(meeting)) {
+        const floatX *const td = m.stages + 2 * turn.stage * TILE, *const tq = td + TILE;
+        const float *const delta = m.beside + turn.stage * 2 * N, *const lse = delta + N;
+        float *const p = m.meetings + meeting.stage * GROUP_ROWS * N + threadIdx.x % GROUP_THREADS * 4;
+        TileBarrier *const p_full = m.met + 2 * meeting.stage, *const p_empty = p_full + 1;
+        float s[N / 8][4]; // scores, or dout v^T
+        OperandA w[N / 16];
+        barrier_wait(m.full + turn.stage, turn.phase);
+        wgmma_fence();
+        issue_scores<HD, N>(s, keys.group ? m.v : m.k, keys.group ? td : tq);
+        wgmma_wait<0>(s);
+        if (keys.group) {
+            barrier_wait(p_full, meeting.phase);
+#pragma unroll
+            for (int j = 0; j < N / 8; j++) slope_of(s[j], pack_read<4>(p + j * GROUP_THREADS * 4).x, delta + j * 8);
+            warp_arrive(p_empty);
+        } else {
+            weigh_pairs(s, keys, query, lse);
+            barrier_wait(p_empty, meeting.phase ^ 1);
+#pragma unroll
+            for (int j = 0; j < N / 8; j++)
+                pack_write(p + j * GROUP_THREADS * 4, Pack<float, 4>{s[j][0], s[j][1], s[j][2], s[j][3]});
+            warp_arrive(p_full);
+        }
+        operands_of<N>(w, s);
+        issue_sums<HD, N>(sum, w, keys.group ? tq : td);
+        wgmma_wait<0>(sum);
+        warp_arrive(m.empty + turn.stage);
+        query = query + N < t.end ? query + N : t.begin;
+    }
+}
+
+// Adds sums x factor to `to`: rows key, key + 8, as far as they are before `end`.
+template <int HD>
+__device__ inline void add_key_sums(float *to, const float (*sums)[4], float factor, size_t key, size_t end,
+                                    size_t NKV) {
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        if (key + 8 * i >= end) continue;
+        float *const at = to + ((key + 8 * i) * NKV + blockIdx.y) * HD + threadIdx.x % 4 * 2;
+#pragma unroll
+        for (int d = 0; d < HD / 8; d++) {
+            Pack<float, 2> sum = pack_read<2>(at + d * 8);
+            for (int e = 0; e < 2; e++) sum.x[e] += sums[d][2 * i + e] * factor;
+            pack_write(at + d * 8, sum);
+        }
+    }
+}
+#endif
+
 template <int HD>
 __global__ void __launch_bounds__(HOPPER_THREADS, 1)
     attention_dkv_hopper_kernel(float *dk, float *dv, TENSOR_MAP q, TENSOR_MAP dout, TENSOR_MAP k, TENSOR_MAP v,
                                 const float *lse, const float *delta, SpanBlocks blocks, HeadShape shape,
                                 size_t first_row, size_t first_key) {
 #ifdef WGMMA_CODE
-    constexpr unsigned KEYS = DKV_KEYS<HD>, QUERIES = DKV_QUERIES, STAGES = DKV_STAGES<HD>, TILE = QUERIES * HD;
-    constexpr int N = QUERIES;
-    DYNAMIC_PANELS(floatX, tk);
-    SHARED(TileBarrier, held, 1);
-    SHARED(TileBarrier, full, STAGES);
-    SHARED(TileBarrier, empty, STAGES);
-    SHARED(TileBarrier, met, 2 * MEETINGS);
-    floatX *const tv = tk + KEYS * HD, *const stages = tv + KEYS * HD; // a stage: a tile of dout, a tile of q
-    float *const meetings = (float *)(stages + 2 * STAGES * TILE),
-                 *const beside = meetings + (SHARED_KEYS<HD> ? MEETINGS * GROUP_ROWS * QUERIES : 0); // delta, lse
-    const SpanBlock block = span_block(blocks, KEYS, true);
-    const size_t first = block.begin > block.span.begin ? block.begin : block.span.begin, span_end = block.span.end,
-                 end = span_end - block.end >= (size_t)blocks.window ? block.end + (size_t)blocks.window - 1 : span_end;
-    const unsigned heads = (unsigned)(shape.NH / shape.NKV);
+    constexpr unsigned KEYS = DKV_KEYS<HD>, STAGES = DKV_STAGES<HD>, QUERIES = DKV_QUERIES, TILE = QUERIES * HD;
+    DYNAMIC_PANELS(floatX, tiles);
+    SHARED(TileBarrier, barriers, 1 + 2 * STAGES + 2 * MEETINGS);
+    floatX *const stages = tiles + 2 * KEYS * HD;
+    float *const beside = (float *)(stages + 2 * STAGES * TILE);
+    const DkvShared m = {tiles,
+                         tiles + KEYS * HD,
+                         stages,
+                         beside,
+                         beside + 2 * STAGES * QUERIES,
+                         barriers,
+                         barriers + 1,
+                         barriers + 1 + STAGES,
+                         barriers + 1 + 2 * STAGES};
     if (threadIdx.x == 0) {
-        barrier_start(held, 1);
-        ring_start(full, empty, STAGES, GROUP_THREADS);
-        for (unsigned i = 0; i < 2 * MEETINGS; i++) barrier_start(met + i, CONSUMER_WARPS / 2);
+        barrier_start(m.held, 1);
+        ring_start(m.full, m.empty, STAGES, 1 + LANES);
+        for (unsigned i = 0; i < 2 * MEETINGS; i++) barrier_start(m.met + i, CONSUMER_WARPS / 2);
         barriers_started();
     }
     __syncthreads();
-    if (group_number() == 0) { // a thread loads a query's delta or lse; the first one loads the tiles, too
+    const SpanBlock block = span_block(blocks, KEYS, true);
+    const unsigned group = group_number() - 1, warp_row = threadIdx.x / LANES % 4 * 16,
+                   row = warp_row + threadIdx.x % LANES / 4;
+    const size_t key = block.begin + (SHARED_KEYS<HD> ? 0 : group * GROUP_ROWS); // the group's first key
+    const QueryTiles t = query_tiles(block, (size_t)blocks.window, key, (unsigned)(shape.NH / shape.NKV));
+    if (group + 1 == 0) {
         registers_give<24>();
-        const unsigned i = threadIdx.x % QUERIES, of_lse = threadIdx.x / QUERIES;
-        const float *const values = of_lse ? lse : delta;
         if (threadIdx.x == 0) {
-            barrier_expect(held, 2 * KEYS * HD * sizeof(floatX));
+            barrier_expect(m.held, 2 * KEYS * HD * sizeof(floatX));
             for (unsigned r = 0; r < KEYS; r += GROUP_ROWS) {
-                head_load<HD, GROUP_ROWS>(tk + r * HD, &k, held, blockIdx.y, block.begin + r - first_key);
-                head_load<HD, GROUP_ROWS>(tv + r * HD, &v, held, blockIdx.y, block.begin + r - first_key);
+                const unsigned from = (unsigned)(block.begin - first_key) + r;
+                head_load<HD, GROUP_ROWS>(m.k + r * HD, &k, m.held, blockIdx.y, from);
+                head_load<HD, GROUP_ROWS>(m.v + r * HD, &v, m.held, blockIdx.y, from);
             }
         }
-        Turn turn = {};
-        for (size_t head = blockIdx.y * heads; head < (blockIdx.y + 1) * heads; head++)
-            for (size_t query = first; query < end; query += QUERIES, turn_next<STAGES>(turn)) {
-                const size_t row = query - block.origin;
-                TileBarrier *const loaded = full + turn.stage;
-                float value = of_lse ? INFINITY : 0.0f;
-                if (query + i < end) value = values[(row + i) * shape.NH + head];
-                barrier_wait(empty + turn.stage, turn.phase ^ 1);
-                beside[turn.stage * 2 * QUERIES + threadIdx.x] = of_lse ? value * LOG2_E : value;
-                if (threadIdx.x) {
-                    barrier_arrive(loaded);
-                    continue;
-                }
-                barrier_expect(loaded, 2 * TILE * sizeof(floatX));
-                head_load<HD, QUERIES>(stages + 2 * turn.stage * TILE, &dout, loaded, head, row - first_row);
-                head_load<HD, QUERIES>(stages + (2 * turn.stage + 1) * TILE, &q, loaded, head, row - first_row);
-            }
+        load_queries<HD>(m, t, &q, &dout, lse, delta, shape.NH, (unsigned)first_row);
         return;
     }
     registers_take<240>();
-    const unsigned group = group_number() - 1, lane = threadIdx.x % LANES;
-    const int warp_row = (int)(threadIdx.x / LANES % 4 * 16), row = warp_row + (int)lane / 4, window = blocks.window;
-    const size_t key = block.begin + (SHARED_KEYS<HD> ? 0 : group * GROUP_ROWS); // the group's first key
-    // first query and last query's end, relative to this key
-    const int begin = (int)((long long)first - (long long)key), last = (int)((long long)end - (long long)key);
-    const unsigned tiles = tiles_in<QUERIES>(end - first) * heads;
-    const float scale = shape.scale * LOG2_E;
-    const auto hide_pairs = [&](float(*s)[4], int query) {
-        if (query < warp_row + 15) hide_unseen<N, true>(s, row - query);
-        if (query + N - 1 - warp_row >= window) hide_far<N, true>(s, row - query + window);
-    };
-    const auto weigh = [&](float(*s)[4], const float *row_lse) {
-#pragma unroll
-        for (int j = 0; j < N / 8; j++) {
-            const Pack<float, 2> l = pack_read<2>(row_lse + j * 8 + lane % 4 * 2);
-            for (int e = 0; e < 4; e++) s[j][e] = fast_exp2(fmaf(s[j][e], scale, -l.x[e % 2]));
-        }
-    };
-    const auto slope = [&](float(*dp)[4], const float *p, int j, const float *row_delta) {
-        const Pack<float, 2> l = pack_read<2>(row_delta + j * 8 + lane % 4 * 2);
-        for (int e = 0; e < 4; e++) dp[j][e] = p[e] * (dp[j][e] - l.x[e % 2]);
-    };
-    const auto add_to = [&](float *to, float(*sums)[4], float factor) {
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const size_t t = key + (unsigned)row + 8 * i;
-            if (t >= block.end) continue;
-            float *const at = to + (t * shape.NKV + blockIdx.y) * HD + lane % 4 * 2;
-#pragma unroll
-            for (int d = 0; d < HD / 8; d++) {
-                Pack<float, 2> sum = pack_read<2>(at + d * 8);
-                for (int e = 0; e < 2; e++) sum.x[e] += sums[d][2 * i + e] * factor;
-                pack_write(at + d * 8, sum);
-            }
-        }
-    };
-    Turn turn = {};
-    Turn meeting = {};
+    const KeyRows keys = {group, (int)warp_row, (int)row, blocks.window, shape.scale * LOG2_E, key < block.end};
     float sums[SHARED_KEYS<HD> ? 1 : 2][HD / 8][4] = {}; // dv and dk, or this group's
-    barrier_wait(held, 0);
-    int query = begin;
-    for (unsigned i = 0; i < tiles; i++, turn_next<STAGES>(turn), turn_next<MEETINGS>(meeting)) {
-        const floatX *const td = stages + 2 * turn.stage * TILE, *const tq = td + TILE;
-        const float *const row_delta = beside + turn.stage * 2 * QUERIES, *const row_lse = row_delta + QUERIES;
-        barrier_wait(full + turn.stage, turn.phase);
-        if constexpr (SHARED_KEYS<HD>) {
-            float s[N / 8][4]; // scores, or dout v^T
-            OperandA w[N / 16];
-            float *const p = meetings + meeting.stage * GROUP_ROWS * QUERIES + threadIdx.x % GROUP_THREADS * 4;
-            TileBarrier *const p_full = met + 2 * meeting.stage, *const p_empty = p_full + 1;
-            wgmma_fence();
-            issue_scores<HD, N>(s, group ? tv : tk, group ? td : tq);
-            wgmma_wait<0>(s);
-            if (group) {
-                barrier_wait(p_full, meeting.phase);
-#pragma unroll
-                for (int j = 0; j < N / 8; j++) slope(s, pack_read<4>(p + j * GROUP_THREADS * 4).x, j, row_delta);
-                warp_arrive(p_empty);
-            } else {
-                hide_pairs(s, query);
-                weigh(s, row_lse);
-                barrier_wait(p_empty, meeting.phase ^ 1);
-#pragma unroll
-                for (int j = 0; j < N / 8; j++)
-                    pack_write(p + j * GROUP_THREADS * 4, Pack<float, 4>{s[j][0], s[j][1], s[j][2], s[j][3]});
-                warp_arrive(p_full);
-            }
-            operands_of<N>(w, s);
-            issue_sums<HD, N>(sums[0], w, group ? tq : td);
-            wgmma_wait<0>(sums[0]);
-        } else if (query + N > 0 && query - (int)GROUP_ROWS + 1 < window && key < block.end) { // some query sees a key
-            float s[N / 8][4], ds[N / 8][4];
-            OperandA w[N / 16], dw[N / 16];
-            wgmma_fence();
-            issue_scores<HD, N>(s, tk + group * GROUP_ROWS * HD, tq);
-            issue_scores<HD, N>(ds, tv + group * GROUP_ROWS * HD, td);
-            wgmma_wait<1>(s);
-            hide_pairs(s, query);
-            weigh(s, row_lse);
-            operands_of<N>(w, s);
-            issue_sums<HD, N>(sums[0], w, td);
-            wgmma_wait<1>(ds);
-#pragma unroll
-            for (int j = 0; j < N / 8; j++) slope(ds, s[j], j, row_delta);
-            operands_of<N>(dw, ds);
-            issue_sums<HD, N>(sums[1], dw, tq);
-            wgmma_wait<0>(sums[0], sums[1]);
-        }
-        warp_arrive(empty + turn.stage);
-        query = query + N < last ? query + N : begin;
-    }
-    if (!SHARED_KEYS<HD> || !group) add_to(dv, sums[0], 1.0f);
-    if (!SHARED_KEYS<HD> || group) add_to(dk, sums[SHARED_KEYS<HD> ? 0 : 1], shape.scale);
+    barrier_wait(m.held, 0);
+    if constexpr (SHARED_KEYS<HD>)
+        sum_shared_keys<HD>(sums[0], m, t, keys);
+    else
+        sum_own_keys<HD>(sums[0], sums[1], m, t, keys);
+    if (!SHARED_KEYS<HD> || !group) add_key_sums<HD>(dv, sums[0], 1.0f, key + row, block.end, shape.NKV);
+    if (!SHARED_KEYS<HD> || group)
+        add_key_sums<HD>(dk, sums[SHARED_KEYS<HD> ? 0 : 1], shape.scale, key + row, block.end, shape.NKV);
 #endif
 }
 
 // ---- dq -------------------------------------------------------------------------------------------------------------
+#ifdef WGMMA_CODE
+// Shared memory of a block
+struct DqShared {
+    floatX *q, *dout, *stages; // a stage: a tile of v or of k
+    TileBarrier *held, *full, *empty;
+};
+
+// A group's queries, relative to the block's first key, and what belongs to this thread's: row, row + 8
+struct QueryRows {
+    unsigned group;
+    int first, window;
+    bool any;        // the group has a query
+    WarpSight sight; // of the warp
+    float scale, lse[2], delta[2];
+};
+
+// Sums dq. LATE: as in sum_own_keys
+template <int HD, bool RANGE>
+__device__ inline void sum_queries(float (&sums)[HD / 8][4], const DqShared &m, unsigned length,
+                                   const QueryRows &rows) {
+    constexpr bool LATE = HD <= 128; // else stages are too few
+    constexpr unsigned KEYS = DQ_KEYS<HD>, STAGES = DQ_STAGES<HD>, TILE = KEYS * HD;
+    constexpr int N = KEYS;
+    const floatX *const tq = m.q + rows.group * GROUP_ROWS * HD, *const td = m.dout + rows.group * GROUP_ROWS * HD;
+    OperandA w[N / 16] = {}; // ds
+    unsigned late = STAGES;  // stage of the keys it belongs to
+    Turn turn = {};
+    for (unsigned key = 0; key < length; key += KEYS) {
+        const Turn of_v = turn;
+        turn_next<STAGES>(turn);
+        const Turn of_k = turn;
+        turn_next<STAGES>(turn);
+        const floatX *const tv = m.stages + of_v.stage * TILE, *const tk = m.stages + of_k.stage * TILE;
+        barrier_wait(m.full + of_v.stage, of_v.phase);
+        barrier_wait(m.full + of_k.stage, of_k.phase);
+        if (!rows.any || (int)key >= rows.first + (int)GROUP_ROWS ||
+            (int)(key + KEYS) <= rows.first + 1 - rows.window) { // no query of the group sees one of the keys
+            warp_arrive(m.empty + of_v.stage), warp_arrive(m.empty + of_k.stage);
+            continue;
+        }
+        float s[N / 8][4], ds[N / 8][4];
+        wgmma_fence();
+        issue_scores<HD, N>(s, tq, tk);
+        if (LATE) issue_sums<HD, N>(sums, w, late < STAGES ? m.stages + late * TILE : tk);
+        issue_scores<HD, N>(ds, td, tv);
+        wgmma_wait<LATE ? 2 : 1>(s);
+        hide<N, RANGE>(s, rows.sight, key, threadIdx.x % LANES / 4, rows.window);
+#pragma unroll
+        for (int j = 0; j < N / 8; j++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) s[j][e] = fast_exp2(fmaf(s[j][e], rows.scale, -rows.lse[e / 2]));
+        wgmma_wait<0>(ds, sums);
+        warp_arrive(m.empty + of_v.stage);
+        if (LATE && late < STAGES) warp_arrive(m.empty + late);
+#pragma unroll
+        for (int j = 0; j < N / 8; j++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) ds[j][e] = s[j][e] * (ds[j][e] - rows.delta[e / 2]);
+        operands_of<N>(w, ds);
+        late = of_k.stage;
+        if (LATE) continue;
+        issue_sums<HD, N>(sums, w, tk);
+        wgmma_wait<0>(sums);
+        warp_arrive(m.empty + of_k.stage);
+    }
+    if (!LATE || late == STAGES) return;
+    issue_sums<HD, N>(sums, w, m.stages + late * TILE);
+    wgmma_wait<0>(sums);
+}
+
+// Stores sums x factor as dq[row, head], or adds them to it: two rows that are `step` elements apart, `count` of them.
+template <int HD, bool SUMS>
+__device__ inline void store_query_sums(Result<SUMS> *dq, const float (*sums)[4], float factor, int count, size_t step,
+                                        bool accumulate) {
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+#pragma unroll
+        for (int d = 0; d < HD / 8 && i < count; d++) {
+            Result<SUMS> *const to = dq + i * step + d * 8 + threadIdx.x % 4 * 2;
+            Pack<Result<SUMS>, 2> pair = {};
+            if (accumulate) pair = pack_read<2>(to);
+            for (int e = 0; e < 2; e++)
+                set_value(&pair.x[e], sums[d][2 * i + e] * factor + (accumulate ? load(pair.x[e]) : 0.0f));
+            pack_write(to, pair);
+        }
+}
+#endif
+
 template <int HD, bool SUMS>
 __global__ void __launch_bounds__(HOPPER_THREADS, 1)
     attention_dq_hopper_kernel(Result<SUMS> *dq, TENSOR_MAP q, TENSOR_MAP dout, TENSOR_MAP k, TENSOR_MAP v,
                                const float *lse, const float *delta, SpanBlocks blocks, HeadShape shape,
                                size_t first_row, size_t first_key, bool accumulate) {
 #ifdef WGMMA_CODE
-    constexpr unsigned KEYS = DQ_KEYS<HD>, STAGES = DQ_STAGES<HD>, TILE = KEYS * HD, HELD = GROUP_ROWS * HD;
-    constexpr int N = KEYS;
-    DYNAMIC_PANELS(floatX, tq);
-    SHARED(TileBarrier, held, 1);
-    SHARED(TileBarrier, full, STAGES);
-    SHARED(TileBarrier, empty, STAGES);
-    floatX *const td = tq + CONSUMERS * HELD, *const stages = td + CONSUMERS * HELD; // a stage: a tile of v or of k
-    const SpanBlock block = span_block(blocks, DQ_QUERIES, false);
-    const size_t head = blockIdx.y, key_head = head / (shape.NH / shape.NKV), keys_begin = block.keys.begin;
-    const unsigned length = block.keys.begin < block.keys.end ? (unsigned)(block.keys.end - keys_begin) : 0;
+    constexpr unsigned KEYS = DQ_KEYS<HD>, STAGES = DQ_STAGES<HD>, TILE = KEYS * HD;
+    DYNAMIC_PANELS(floatX, tiles);
+    SHARED(TileBarrier, barriers, 1 + 2 * STAGES);
+    const DqShared m = {tiles,        tiles + DQ_QUERIES * HD, tiles + 2 * DQ_QUERIES * HD, barriers,
+                        barriers + 1, barriers + 1 + STAGES};
     if (threadIdx.x == 0) {
-        barrier_start(held, 1);
-        ring_start(full, empty, STAGES, 1);
+        barrier_start(m.held, 1);
+        ring_start(m.full, m.empty, STAGES, 1);
         barriers_started();
     }
     __syncthreads();
+    const SpanBlock block = span_block(blocks, DQ_QUERIES, false);
+    const size_t head = blockIdx.y, keys_begin = block.keys.begin;
+    const unsigned length = keys_begin < block.keys.end ? (unsigned)(block.keys.end - keys_begin) : 0;
     if (group_number() == 0) {
         registers_give<24>();
         if (threadIdx.x) return;
-        barrier_expect(held, 2 * CONSUMERS * HELD * sizeof(floatX));
-        for (unsigned g = 0; g < CONSUMERS; g++) {
-            const size_t row = block.begin - block.origin - first_row + g * GROUP_ROWS;
-            head_load<HD, GROUP_ROWS>(tq + g * HELD, &q, held, head, row);
-            head_load<HD, GROUP_ROWS>(td + g * HELD, &dout, held, head, row);
+        barrier_expect(m.held, 2 * DQ_QUERIES * HD * sizeof(floatX));
+        for (unsigned r = 0; r < DQ_QUERIES; r += GROUP_ROWS) {
+            const unsigned from = (unsigned)(block.begin - block.origin - first_row) + r;
+            head_load<HD, GROUP_ROWS>(m.q + r * HD, &q, m.held, blockIdx.y, from);
+            head_load<HD, GROUP_ROWS>(m.dout + r * HD, &dout, m.held, blockIdx.y, from);
         }
+        const unsigned key_head = blockIdx.y / (unsigned)(shape.NH / shape.NKV), count = 2 * tiles_in<KEYS>(length),
+                       from = (unsigned)(keys_begin - first_key);
         Turn turn = {};
-        for (unsigned i = 0; i < 2 * tiles_in<KEYS>(length); i++, turn_next<STAGES>(turn)) {
-            barrier_wait(empty + turn.stage, turn.phase ^ 1);
-            barrier_expect(full + turn.stage, TILE * sizeof(floatX));
-            head_load<HD, KEYS>(stages + turn.stage * TILE, i % 2 ? &k : &v, full + turn.stage, key_head,
-                                keys_begin - first_key + i / 2 * KEYS);
+        for (unsigned i = 0; i < count; i++, turn_next<STAGES>(turn)) {
+            TileBarrier *const loaded = m.full + turn.stage;
+            barrier_wait(m.empty + turn.stage, turn.phase ^ 1);
+            barrier_expect(loaded, TILE * sizeof(floatX));
+            head_load<HD, KEYS>(m.stages + turn.stage * TILE, i % 2 ? &k : &v, loaded, key_head, from + i / 2 * KEYS);
         }
         return;
     }
     registers_take<240>();
-    const unsigned group = group_number() - 1, lane = threadIdx.x % LANES, row_in_group = threadIdx.x / LANES % 4 * 16;
-    const size_t group_begin = block.begin + group * GROUP_ROWS, row = group_begin + row_in_group + lane / 4;
-    const WarpSight sight = warp_sight(block, group * GROUP_ROWS + row_in_group);
-    const int group_first = (int)((long long)group_begin - (long long)keys_begin);
-    const float scale = shape.scale * LOG2_E;
-    float sums[HD / 8][4] = {}, row_lse[2] = {INFINITY, INFINITY}, row_delta[2] = {0.0f, 0.0f};
-    for (int i = 0; i < 2; i++) {
-        const size_t place = (row + 8 * i - block.origin) * shape.NH + head;
-        if (row + 8 * i < block.end) row_lse[i] = lse[place] * LOG2_E, row_delta[i] = delta[place];
-    }
-    Turn turn = {};
-    barrier_wait(held, 0);
-    for (unsigned key = 0; key < length; key += KEYS) {
-        const unsigned of_v = turn.stage, v_phase = turn.phase;
-        turn_next<STAGES>(turn);
-        const unsigned of_k = turn.stage;
-        const floatX *const tv = stages + of_v * TILE, *const tk = stages + of_k * TILE;
-        barrier_wait(full + of_v, v_phase);
-        barrier_wait(full + of_k, turn.phase);
-        turn_next<STAGES>(turn);
-        if (group_begin >= block.end || (int)key >= group_first + (int)GROUP_ROWS ||
-            (int)(key + KEYS) <= group_first + 1 - blocks.window) { // no query of the group sees one of the keys
-            warp_arrive(empty + of_v), warp_arrive(empty + of_k);
-            continue;
-        }
-        float s[N / 8][4], ds[N / 8][4];
-        OperandA w[N / 16];
-        wgmma_fence();
-        issue_scores<HD, N>(s, tq + group * HELD, tk);
-        issue_scores<HD, N>(ds, td + group * HELD, tv);
-        wgmma_wait<1>(s);
-        hide<N, SUMS>(s, sight, key, lane / 4, blocks.window);
-#pragma unroll
-        for (int j = 0; j < N / 8; j++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) s[j][e] = fast_exp2(fmaf(s[j][e], scale, -row_lse[e / 2]));
-        wgmma_wait<0>(ds);
-        warp_arrive(empty + of_v);
-#pragma unroll
-        for (int j = 0; j < N / 8; j++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) ds[j][e] = s[j][e] * (ds[j][e] - row_delta[e / 2]);
-        operands_of<N>(w, ds);
-        issue_sums<HD, N>(sums, w, tk);
-        wgmma_wait<0>(sums);
-        warp_arrive(empty + of_k);
-    }
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        if (row + 8 * i >= block.end) continue;
-        Result<SUMS> *const to = dq + ((row + 8 * i - block.origin) * shape.NH + head) * HD + lane % 4 * 2;
-#pragma unroll
-        for (int d = 0; d < HD / 8; d++) {
-            Pack<Result<SUMS>, 2> pair = {};
-            if (SUMS && accumulate) pair = pack_read<2>(to + d * 8);
-            for (int e = 0; e < 2; e++)
-                set_value(&pair.x[e], sums[d][2 * i + e] * shape.scale + (SUMS && accumulate ? load(pair.x[e]) : 0.0f));
-            pack_write(to + d * 8, pair);
-        }
-    }
+    const unsigned group = group_number() - 1, warp_row = group * GROUP_ROWS + threadIdx.x / LANES % 4 * 16;
+    const size_t group_begin = block.begin + group * GROUP_ROWS, row = block.begin + warp_row + threadIdx.x % LANES / 4;
+    const size_t place = (row - block.origin) * shape.NH + head;
+    QueryRows rows = {group,
+                      (int)((long long)group_begin - (long long)keys_begin),
+                      blocks.window,
+                      group_begin < block.end,
+                      warp_sight(block, warp_row),
+                      shape.scale * LOG2_E,
+                      {INFINITY, INFINITY},
+                      {0.0f, 0.0f}};
+    for (size_t i = 0; i < 2; i++)
+        if (row + 8 * i < block.end)
+            rows.lse[i] = lse[place + 8 * i * shape.NH] * LOG2_E, rows.delta[i] = delta[place + 8 * i * shape.NH];
+    float sums[HD / 8][4] = {};
+    barrier_wait(m.held, 0);
+    sum_queries<HD, SUMS>(sums, m, length, rows);
+    store_query_sums<HD, SUMS>(dq + place * HD, sums, shape.scale, (row < block.end) + (row + 8 < block.end),
+                               8 * shape.NH * HD, SUMS && accumulate);
 #endif
 }
 

@@ -126,18 +126,18 @@ struct ColumnsOperand {
 
 __device__ inline unsigned shared_address(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
 
-// Returns a descriptor: 16-byte units of the address, of the step between panels and of the step between 8 rows; the
-// 128-byte swizzle.
-__device__ inline uint64_t descriptor(const floatX *at, unsigned panel_bytes) {
-    return (uint64_t)(shared_address(at) >> 4) | (uint64_t)(panel_bytes >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 |
-           (uint64_t)1 << 62;
+// Returns a descriptor of a place in a tile: 16-byte units of the address, of the step between panels and of the step
+// between 8 rows; the 128-byte swizzle. The place is added last, which takes one instruction; it carries into no field.
+__device__ inline uint64_t descriptor(const floatX *tile, unsigned place, unsigned panel_bytes) {
+    const unsigned low = (shared_address(tile) >> 4 | panel_bytes >> 4 << 16) + place * sizeof(floatX) / 16;
+    return (uint64_t)(1u << 30 | 1024 >> 4) << 32 | low;
 }
 template <int ROWS> __device__ inline RowsOperand operand_rows(const floatX *tile, unsigned row, unsigned column) {
-    return RowsOperand{descriptor(tile + (column / PANEL * ROWS + row) * PANEL + column % PANEL, 16)};
+    return RowsOperand{descriptor(tile, (column / PANEL * ROWS + row) * PANEL + column % PANEL, 16)};
 }
 template <int ROWS>
 __device__ inline ColumnsOperand operand_columns(const floatX *tile, unsigned row, unsigned column) {
-    return ColumnsOperand{descriptor(tile + (column / PANEL * ROWS + row) * PANEL, ROWS * 128)};
+    return ColumnsOperand{descriptor(tile, (column / PANEL * ROWS + row) * PANEL, ROWS * 128)};
 }
 
 // ---- products -------------------------------------------------------------------------------------------------------
