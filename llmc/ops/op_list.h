@@ -125,8 +125,8 @@ OP(void, scatter_rows, (Stored *out, const Stored *in, const int32_t *row, size_
    (out, in, row, n, width),
    TENSOR(out, n ? width : 0, STORED) TENSOR(in, n * width, STORED) TENSOR(row, n, sizeof(int32_t))
    COUNT(dry_move(2 * n * width, STORED)))
-// out[i,:] = in[row[i],:] of rows in[.,width], i < n; where row[i] < 0, out[i,:] stays. Only the device knows the rows.
-// in: memory of any place that ops reach
+// out[i,:] = in[row[i],:] of rows in[.,width], i < n; where row[i] is 0, out[i,:] stays. Only the device knows the
+// rows. in: memory of any place that ops reach
 OP(void, gather_rows, (Stored *out, const Stored *in, const int32_t *row, size_t n, size_t width),
    (out, in, row, n, width),
    TENSOR(out, n * width, STORED) PLACE(in, n ? width * STORED : 0) TENSOR(row, n, sizeof(int32_t))
@@ -383,7 +383,7 @@ OP_SCRATCH(attention_received_scratch, (size_t keys, size_t NKV), (keys, NKV))
 // Chooses the `slots` best of blocks 1 .. blocks, by score[block - 1]. Of equal scores the earlier block is better; NaN
 // counts as -infinity; score NULL: all are equal. slots <= blocks. slot[slots]: in, the block in each slot, or 0; no
 // block is there twice. Out: a slot with a chosen block keeps it. All other slots take the remaining chosen blocks, in
-// rising order. taken[slots]: the block that a slot takes; -1: the slot keeps its block
+// rising order. taken[slots]: the block that a slot takes; 0: the slot keeps its block
 OP(void, blocks_choose, (int32_t *slot, int32_t *taken, const Summed *score, size_t blocks, size_t slots,
                          Summed *scratch),
    (slot, taken, score, blocks, slots, scratch),

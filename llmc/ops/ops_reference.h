@@ -31,7 +31,7 @@ static void reference_scatter_rows(double *out, const double *in, const int32_t 
 
 static void reference_gather_rows(double *out, const double *in, const int32_t *row, size_t n, size_t width) {
     for (size_t t = 0; t < n; t++)
-        if (row[t] >= 0) memcpy(out + t * width, in + (size_t)row[t] * width, width * sizeof(double));
+        if (row[t]) memcpy(out + t * width, in + (size_t)row[t] * width, width * sizeof(double));
 }
 
 // ---- weights in 4 bits: quantise.h's steps, each in double and rounded to fp32, which equals fp32 -------------------
@@ -298,11 +298,11 @@ static void reference_blocks_choose(int32_t *slot, int32_t *taken, const double 
         marked[best] = 1;
     }
     for (size_t i = 0; i < slots; i++) {
-        taken[i] = slot[i] && marked[slot[i]] ? -1 : 0;
-        if (taken[i]) marked[slot[i]] = 2;
+        taken[i] = !slot[i] || !marked[slot[i]];
+        if (!taken[i]) marked[slot[i]] = 2;
     }
     for (size_t i = 0, next = 1; i < slots; i++) {
-        if (taken[i]) continue;
+        if (!taken[i]) continue;
         while (marked[next] != 1) next++;
         slot[i] = taken[i] = (int32_t)next++;
     }

@@ -55,7 +55,7 @@ typedef struct {
     int32_t *running;    // [chunk] positions in other layers: the tokens' own
     int32_t *row, *edge; // [window] positions 0, 1, ...; [chunk] positions `window`
     int32_t *slot;       // [layers,slots] number of the block in each slot; 0: none yet
-    int32_t *taken;      // [slots] blocks that the current layer loads; -1: the slot keeps its block
+    int32_t *taken;      // [slots] blocks that the current layer loads; 0: the slot keeps its block
     int reached;         // 1: ops read blocks where they are; 0: the host loads them, so it must know their numbers
     PageSlot *page;      // [layers] host: transfers of blocks
     void *host;          // scratch for numbers of blocks, attention received, representatives, groups
@@ -283,7 +283,7 @@ static void blocks_fetch(ContextMemory *m, StreamBP *s, size_t l, size_t count) 
     for (size_t i = 0; i < count; i++) {
         const size_t row = (1 + i) * m->set.block;
         Stored *const to[2] = {outside_rows(m, s, l, 0, row), outside_rows(m, s, l, 1, row)};
-        if (taken[i] >= 0) block_move(m, s, l, (size_t)taken[i], 1, to);
+        if (taken[i]) block_move(m, s, l, (size_t)taken[i], 1, to);
     }
     page_await(s->ops, &m->page[full_number(s, l)]);
 }

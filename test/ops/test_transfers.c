@@ -27,6 +27,7 @@ static Places places_open(int disk) {
     p.place = (char *)(disk ? ops_device->disk_allocate(scratch_folder(), PLACE_BYTES)
                             : ops_device->host_allocate(PLACE_BYTES));
     assert_true(p.device && p.place);
+    assert_true(ops_device->reaches(p.device, DEVICE_BYTES) && ops_device->reaches(p.place, PLACE_BYTES) == !disk);
     p.on_device = (unsigned char *)case_memory(DEVICE_BYTES), p.in_place = (unsigned char *)case_memory(PLACE_BYTES);
     p.seen = (unsigned char *)case_memory(PLACE_BYTES);
     for (size_t i = 0; i < PLACE_BYTES; i++) p.in_place[i] = (unsigned char)(i * 2654435761u >> 13);

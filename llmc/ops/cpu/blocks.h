@@ -41,13 +41,13 @@ static void cpu_blocks_choose(int32_t *slot, int32_t *taken, const Summed *score
     size_t next = 0;
     for (size_t i = 0; i < slots; i++)
         chosen[i] = (int32_t)best_block((const floatS *)score, blocks, i ? (size_t)chosen[i - 1] : 0);
-    for (size_t i = 0; i < slots; i++) taken[i] = is_listed(chosen, slots, slot[i]) ? -1 : 0;
+    for (size_t i = 0; i < slots; i++) taken[i] = !is_listed(chosen, slots, slot[i]);
     for (size_t i = 0; i < slots; i++)
         if (is_listed(slot, slots, chosen[i])) chosen[i] = 0; // it stays in its slot
     qsort(chosen, slots, sizeof(int32_t), compare_blocks);
     while (next < slots && !chosen[next]) next++;
     for (size_t i = 0; i < slots; i++)
-        if (!taken[i]) slot[i] = taken[i] = chosen[next++];
+        if (taken[i]) slot[i] = taken[i] = chosen[next++];
 }
 
 #endif

@@ -99,7 +99,7 @@ static void cpu_scatter_rows(Stored *out, const Stored *in, const int32_t *row, 
 static void cpu_gather_rows(Stored *out, const Stored *in, const int32_t *row, size_t n, size_t width) {
 #pragma omp parallel for schedule(static) if (n * width >= PARALLEL_MIN)
     for (size_t i = 0; i < n; i++)
-        if (row[i] >= 0)
+        if (row[i])
             memcpy((floatX *)out + i * width, (const floatX *)in + (size_t)row[i] * width, width * sizeof(floatX));
 }
 

@@ -37,7 +37,7 @@ __device__ inline bool is_listed(const int32_t *list, size_t n, int32_t block) {
 __global__ void blocks_take_kernel(int32_t *slot, int32_t *taken, int32_t *chosen, int32_t *fresh, size_t slots) {
     const size_t first = threadIdx.x, step = blockDim.x;
     for (size_t i = first; i < slots; i += step) {
-        taken[i] = is_listed(chosen, slots, slot[i]) ? -1 : 0;
+        taken[i] = !is_listed(chosen, slots, slot[i]);
         fresh[i] = is_listed(slot, slots, chosen[i]) ? 0 : chosen[i]; // 0: it stays in its slot
     }
     __syncthreads();
@@ -49,12 +49,12 @@ __global__ void blocks_take_kernel(int32_t *slot, int32_t *taken, int32_t *chose
     __syncthreads();
     for (size_t i = first; i < slots; i += step) { // numbers the free slots
         int32_t before = 0;
-        for (size_t j = 0; j < i; j++) before += !taken[j];
+        for (size_t j = 0; j < i; j++) before += taken[j];
         fresh[i] = before;
     }
     __syncthreads();
     for (size_t i = first; i < slots; i += step)
-        if (!taken[i]) slot[i] = taken[i] = chosen[fresh[i]];
+        if (taken[i]) slot[i] = taken[i] = chosen[fresh[i]];
 }
 
 static void cuda_blocks_choose(int32_t *slot, int32_t *taken, const Summed *score, size_t blocks, size_t slots,

@@ -209,7 +209,7 @@ static void cuda_scatter_rows(Stored *out, const Stored *in, const int32_t *row,
 template <int W>
 __global__ void gather_rows_kernel(floatX *out, const floatX *in, const int32_t *row, size_t n, size_t width) {
     FOR_EACH_ROW(t, c, W, n, width)
-    if (row[t] >= 0) pack_write(out + t * width + c, pack_read<W>(in + (size_t)row[t] * width + c));
+    if (row[t]) pack_write(out + t * width + c, pack_read<W>(in + (size_t)row[t] * width + c));
 }
 
 static void cuda_gather_rows(Stored *out, const Stored *in, const int32_t *row, size_t n, size_t width) {
