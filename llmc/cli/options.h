@@ -430,11 +430,18 @@ static void options_add_replicas(Options *o) {
              replicas, replicas == 1 ? "" : "s");
 }
 
+// Names the libraries that an op set and the processes of a run use: "oneDNN 3.1.0, Open MPI 4.1.4".
+static const char *libraries_text(const Ops *ops) {
+    static char text[200];
+    snprintf(text, sizeof(text), "%s, %s", ops->libraries, dist_library() ? dist_library() : "without MPI");
+    return text;
+}
+
 static void options_print_version(FILE *out) {
     fprintf(out, "streambp.c %s, commit %s\n", STREAMBP_VERSION, program_commit());
     const char *gcc = strstr(__VERSION__, "lang") ? "" : "gcc ";
     fprintf(out, "build      %s, %s, %s%s\n", ops_device->name, dtype_name(ops_device->stored), gcc, __VERSION__);
-    fprintf(out, "libraries  %s, cJSON %s\n", ops_device->libraries, cJSON_Version());
+    fprintf(out, "libraries  %s, cJSON %s\n", libraries_text(ops_device), cJSON_Version());
 }
 
 // Parses argv, which must stay in use because text values point into it. --help and --version end the program.

@@ -1,7 +1,7 @@
 // The command line: every row of the table round-trips, is in the help, and refuses wrong values; verbs, echo and JSON.
 #include "option_lines.h"
 
-__attribute__((weak)) const Ops *const ops_device = NULL; // no tensors here
+__attribute__((weak)) const Ops *ops_device = NULL; // no tensors here
 
 // A value after a space and after "=": stored, echoed, parsed again.
 static void check_row(const OptionRow *row, Verb verb, const char *value) {
