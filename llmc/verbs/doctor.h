@@ -531,7 +531,6 @@ static void look_at_collective(DoctorRow *row, size_t i) {
 // ---- the verb ------------------------------------------------------------------------------------------------------
 static void doctor_begin(const Options *o) {
     pthread_t thread;
-    options_check_dtype(o, ops_device->stored);
     doctor.options = o, doctor.text = o->json && is_main_rank() ? stderr : stdout;
     doctor.config = config_from_text(o->init ? o->init : DOCTOR_MODEL, "--init", EXIT_USAGE);
     if (!doctor.ops) doctor.ops = ops_device;
