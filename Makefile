@@ -1,5 +1,5 @@
-# make            builds ./train for every type and device that this machine has (BACKEND=cpu|cuda|all,
-#                 PRECISION=fp32|bf16|double: one alone; CC=gcc|clang, PORTABLE=1)
+# make            builds ./train for every type and device of this machine (BACKEND=cpu|all; one op set:
+#                 PRECISION=fp32|bf16|double, BACKEND=cuda; CC=gcc|clang, PORTABLE=1)
 # make demo       trains a small model from scratch on text that every machine has, and draws its memory
 # make test       builds and runs every test; needs no GPU
 # make test-quick checks that every gradient still holds: ops, methods, golden, plan, resume at a few cases; two minutes
@@ -30,8 +30,8 @@ CJSON     := $(or $(CJSON),build/cjson)
 endif
 export DEPS CC CXX ONEDNN MPI MPICC CJSON
 
-# SETS: op sets of ./train, in order of preference: types of the CPU, and of CUDA if nvcc and a GPU are found.
-# BACKEND=all: CUDA's without a GPU, too. BACKEND=cpu|cuda or PRECISION= builds one alone.
+# SETS: op sets of ./train, in order of preference: every type of the CPU, and of CUDA if nvcc and a GPU are found.
+# BACKEND=cpu: of the CPU alone. BACKEND=all: of CUDA without a GPU, too. PRECISION= or BACKEND=cuda builds one op set.
 GPU       := $(shell scripts/cuda_libraries.sh gpu)
 HAVE_CUDA := $(if $(GPU),$(shell command -v $(NVCC) 2>/dev/null))
 BUILT_FOR := $(if $(BACKEND),$(if $(filter cpu,$(BACKEND)),the CPU as asked,CUDA),$(if $(HAVE_CUDA),CUDA,the CPU \
@@ -51,9 +51,9 @@ endif
 ifeq ($(BACKEND)$(if $(PRECISION),-one),all-one)
 $(error BACKEND=all builds every type; leave PRECISION out)
 endif
-ifneq ($(filter all,$(BACKEND))$(if $(BACKEND)$(PRECISION),,every),)
-SETS      := $(if $(BACKEND)$(HAVE_CUDA),$(ALL_SETS),$(CPU_SETS))
-NAME      := $(if $(BACKEND)$(HAVE_CUDA),all,cpu)
+ifeq ($(PRECISION)$(filter cuda,$(BACKEND)),)
+NAME      := $(or $(BACKEND),$(if $(HAVE_CUDA),all,cpu))
+SETS      := $(if $(filter all,$(NAME)),$(ALL_SETS),$(CPU_SETS))
 override BACKEND := $(if $(filter all,$(NAME)),cuda,cpu)
 endif
 BACKEND   ?= $(if $(HAVE_CUDA),cuda,cpu)

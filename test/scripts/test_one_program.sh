@@ -8,7 +8,7 @@ made() { # variables, target
     flock build env -u BACKEND -u PRECISION ${MAKE:-make} -s CC="$CC" ONEDNN= $1 "$2" >"$WORK/log" 2>&1 || { fail "make $1 $2"; cat "$WORK/log"; }
 }
 TRAIN=build/cpu$suffix/train
-made GPU= "$TRAIN"
+made BACKEND=cpu "$TRAIN"
 for dtype in fp32 bf16; do made "BACKEND=cpu PRECISION=$dtype" build/cpu-$dtype$suffix/train; done
 
 succeeds --version
