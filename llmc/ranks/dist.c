@@ -50,10 +50,10 @@ static struct {
     struct {
         size_t sp;
         MPI_Comm group[RANK_GROUPS];
-    } made[SPLITS_MOST];  // groups made by dist_split
-    size_t splits, split; // number of sizes made, and the chosen one
-    MPI_Comm *group;      // communicators of the chosen size
-    MPI_Request *request; // [requests]
+    } made[SPLITS_MOST];      // groups made by dist_split
+    size_t splits, split;     // number of sizes made, and the chosen one
+    MPI_Comm *group;          // communicators of the chosen size
+    MPI_Request *request;     // [requests]
     size_t requests, started; // started: requests that dist_wait completes
     char *staging;            // [STAGING_BYTES]
 } job = {1, 0, 1, 0, 1, 0, {{0}}, 0, 0, job.made[0].group, NULL, 0, 0, NULL};
@@ -67,6 +67,10 @@ size_t dist_ranks(void) { return job.ranks; }
 size_t dist_rank(void) { return job.rank; }
 size_t dist_local_rank(void) { return job.local_rank; }
 size_t dist_local_ranks(void) { return job.local_ranks; }
+Wait wait_from(double begin) {
+    const Wait wait = {begin, begin, 0, 0};
+    return wait;
+}
 World dist_world(void) {
     const World world = {job.ranks, job.rank, 0, job.sp};
     return world;

@@ -76,6 +76,7 @@ typedef struct {
 
 // Answers the ranks that ask. Call it between two pieces of this rank's work.
 void watch_at_work(void);
+Wait wait_from(double begin); // a wait that began at `begin` seconds
 // Asks other ranks and answers them, between two polls of what this rank waits for
 void watch_wait(Wait *wait);
 void watch_pause(void);              // sleeps between two polls
@@ -85,12 +86,6 @@ void watch_moved(const char *where); // records progress: from now on this rank 
 #ifdef __cplusplus
 }
 #endif
-
-// Returns a wait that has begun at `begin` seconds.
-static Wait wait_from(double begin) {
-    const Wait wait = {begin, begin, 0, 0};
-    return wait;
-}
 
 // Adds up the checksum sums of all ranks. Collective.
 static void checksum_join(Checksum *c) {

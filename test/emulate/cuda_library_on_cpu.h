@@ -25,7 +25,7 @@ template <typename Work> static auto library_call(const char *op, Work work) -> 
     static type cuda_##op parameters { return OPS_TABLE(cpu).op arguments; }
 #define OP_MEMORY(type, op, parameters, arguments, tensors)                                                            \
     static type cuda_##op parameters {                                                                                 \
-        return library_call(#op, [=] { return OPS_TABLE(cpu).op arguments; });                                        \
+        return library_call(#op, [=] { return OPS_TABLE(cpu).op arguments; });                                         \
     }
 #define OP_GRAPH(...)
 #define OP(...)

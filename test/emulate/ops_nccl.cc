@@ -59,7 +59,7 @@ static void *nccl_on_mpi_symbol(const char *name) {
 #define OP(type, op, parameters, arguments, touches)                                                                   \
     static type kernel_##op parameters {                                                                               \
         launch(#op);                                                                                                   \
-        return OPS_TABLE(cpu).op arguments;                                                                           \
+        return OPS_TABLE(cpu).op arguments;                                                                            \
     }
 #define OP_HOST(...)
 #define OP_MEMORY(...)

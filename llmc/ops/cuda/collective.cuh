@@ -200,7 +200,8 @@ static ncclComm_t communicator_make(RankGroup group) {
 }
 
 static ncclComm_t communicator_of(RankGroup group) {
-    ncclComm_t *communicator = &collectives.communicator[group == RANKS_ALL ? 0 : dist_split_chosen() * RANK_GROUPS + group];
+    ncclComm_t *communicator =
+        &collectives.communicator[group == RANKS_ALL ? 0 : dist_split_chosen() * RANK_GROUPS + group];
     if (group == RANKS_SEQUENCE && world_replicas(dist_world()) == 1) return communicator_of(RANKS_ALL);
     if (!*communicator) *communicator = communicator_make(group);
     return *communicator;

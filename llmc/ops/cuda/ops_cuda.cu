@@ -92,13 +92,13 @@ static const char *cudnn_or_own_library(size_t NH, size_t NKV, size_t HD, size_t
 #ifdef CUDA_ON_CPU
 constexpr char LIBRARIES[] = "none: kernels on a CPU" CUDNN_LIBRARY;
 #else
-constexpr char LIBRARIES[] = "CUDA " VERSION_TEXT(__CUDACC_VER_MAJOR__, __CUDACC_VER_MINOR__, __CUDACC_VER_BUILD__)
-    CUDNN_LIBRARY NCCL_LIBRARY;
+constexpr char LIBRARIES[] =
+    "CUDA " VERSION_TEXT(__CUDACC_VER_MAJOR__, __CUDACC_VER_MINOR__, __CUDACC_VER_BUILD__) CUDNN_LIBRARY NCCL_LIBRARY;
 #endif
 
 static constexpr Ops ops_cuda_make(void) {
-    Ops ops = {"cuda",     LIBRARIES,         FLOATX_DTYPE,     DTYPE_FP32,
-               CUDA_CHUNK, CUDA_LOGITS_CHUNK, GPU_ROW_MULTIPLE, QUANTISED_ROWS, 1};
+    Ops ops = {"cuda",         LIBRARIES, FLOATX_DTYPE, DTYPE_FP32, CUDA_CHUNK, CUDA_LOGITS_CHUNK, GPU_ROW_MULTIPLE,
+               QUANTISED_ROWS, 1};
 #define OP(type, op, ...) ops.op = cuda_##op;
 #include "llmc/ops/op_list.h"
 #ifdef HAVE_CUDNN
