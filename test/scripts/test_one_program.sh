@@ -3,7 +3,9 @@
 # objects of op sets export their tables and share nothing.
 . test/cli.sh
 CC=${CC:-cc}
-case $CC in *clang*) suffix=-clang ;; *) suffix= ;; esac
+suffix=${CC%% *}
+suffix=-${suffix##*/} # of the Makefile's folders
+case $suffix in -cc | -gcc) suffix= ;; esac
 made() { # variables, target
     flock build env -u BACKEND -u PRECISION ${MAKE:-make} -s CC="$CC" ONEDNN= $1 "$2" >"$WORK/log" 2>&1 || { fail "make $1 $2"; cat "$WORK/log"; }
 }
@@ -22,17 +24,16 @@ refuses 2 '^train: --device cuda --dtype auto is not in this program, which has 
 # ---- the same bits as the program of a type alone ---------------------------------------------------------------------------
 for model in llama gpt2 qwen3_moe; do
     for dtype in fp32 bf16; do
-        for program in "$TRAIN --dtype $dtype" build/cpu-$dtype$suffix/train; do
-            set -- $program
-            program=$1
-            shift
-            "$program" bp --model $GOLDEN/$model --data $SHARD --seq-len 32 --json --quiet --grads-out "$WORK/gradients.${#}" "$@" |
-                grep -o '"loss": [^,]*\|"grad_norm": [^,]*\|"plan_bytes": [^,]*' >"$WORK/numbers.${#}"
+        for program in one alone; do
+            set -- build/cpu-$dtype$suffix/train
+            [ $program = alone ] || set -- "$TRAIN" --dtype $dtype
+            "$1" bp --model $GOLDEN/$model --data $SHARD --seq-len 32 --json --quiet --overwrite --grads-out "$WORK/gradients.$program" $2 $3 |
+                grep -o '"loss": [^,]*\|"grad_norm": [^,]*\|"plan_bytes": [^,]*' >"$WORK/numbers.$program"
         done
-        check "$model in $dtype has a loss" [ "$(wc -l <"$WORK/numbers.2")" = 3 ]
-        check "$model in $dtype: the numbers of its own program" cmp "$WORK/numbers.2" "$WORK/numbers.0"
-        check "$model in $dtype: the gradients of its own program" cmp "$WORK/gradients.2" "$WORK/gradients.0"
-        mv "$WORK/gradients.0" "$WORK/$dtype"
+        check "$model in $dtype has a loss" [ "$(wc -l <"$WORK/numbers.one")" = 3 ]
+        check "$model in $dtype: the numbers of its own program" cmp "$WORK/numbers.one" "$WORK/numbers.alone"
+        check "$model in $dtype: the gradients of its own program" cmp "$WORK/gradients.one" "$WORK/gradients.alone"
+        mv "$WORK/gradients.one" "$WORK/$dtype"
     done
     check "$model: types differ" sh -c "! cmp -s '$WORK/fp32' '$WORK/bf16'"
 done
@@ -40,12 +41,12 @@ done
 # ---- a run keeps its type and device ----------------------------------------------------------------------------------------
 succeeds train --init $TINY --data $SHARD --seq-len 32 --samples 2 --steps 2 --save-every 1 --dtype bf16 --out "$WORK/run"
 check 'the log says what was taken' grep -q '"dtype": "bf16", "device": "cpu"' "$WORK/run/log.jsonl"
-succeeds train --resume --extend 4 --out "$WORK/run"
+succeeds train --resume --extend --steps 4 --out "$WORK/run"
 says out '^model .*, bf16; trained'
-refuses 1 'holds bf16 weights, this run trains in fp32; resume with --dtype bf16$' train --resume --extend 5 --dtype fp32 --out "$WORK/run"
+refuses 1 'holds bf16 weights, this run trains in fp32; resume with --dtype bf16$' train --resume --extend --steps 5 --dtype fp32 --out "$WORK/run"
 sed -i 's/"device": "cpu"/"device": "cuda"/' "$WORK/run/log.jsonl"
-refuses 2 '^train: --device cuda --dtype bf16 is not in this program' train --resume --extend 6 --out "$WORK/run"
-succeeds train --config "$WORK/run" --steps 1 --quiet # a new run takes the type, not the device
+refuses 2 '^train: --device cuda --dtype bf16 is not in this program' train --resume --extend --steps 6 --out "$WORK/run"
+succeeds train --config "$WORK/run" --steps 1 --quiet --out "$WORK/other" # a new run takes the type, not the device
 
 # ---- what objects export ----------------------------------------------------------------------------------------------------
 exported() { nm -g --defined-only "$1" | awk 'NF == 3 { print $3 }'; }
