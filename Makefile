@@ -1,4 +1,5 @@
-# make            builds ./train (PRECISION=fp32|bf16|double, CC=gcc|clang, BACKEND=cpu|cuda, PORTABLE=1)
+# make            builds ./train for every type and device of this machine (BACKEND=cpu|all; one op set:
+#                 PRECISION=fp32|bf16|double, BACKEND=cuda; CC=gcc|clang, PORTABLE=1)
 # make demo       trains a small model from scratch on text that every machine has, and draws its memory
 # make test       builds and runs every test; needs no GPU
 # make test-quick checks that every gradient still holds: ops, methods, golden, plan, resume at a few cases; two minutes
@@ -29,26 +30,50 @@ CJSON     := $(or $(CJSON),build/cjson)
 endif
 export DEPS CC CXX ONEDNN MPI MPICC CJSON
 
-# BACKEND=cpu|cuda: the default is cuda if nvcc and a GPU are found.
-GPU     := $(shell scripts/cuda_libraries.sh gpu)
-BACKEND ?= $(if $(GPU),$(if $(shell command -v $(NVCC) 2>/dev/null),cuda,cpu),cpu)
-BUILT_FOR := $(if $(filter cuda,$(BACKEND)),CUDA,the CPU$(if $(filter file,$(origin BACKEND)),$(if $(GPU), (there is a GPU but no \
-             nvcc: install the CUDA toolkit or say scripts/cuda_wheels.sh toolkit && make CUDA=toolkit), (nvidia-smi lists no GPU)), as asked))
-ifeq ($(filter $(BACKEND),cpu cuda),)
-$(error BACKEND=$(BACKEND) is not cpu or cuda)
+# SETS: op sets of ./train, in order of preference: every type of the CPU, and of CUDA if nvcc and a GPU are found.
+# BACKEND=cpu: of the CPU alone. BACKEND=all: of CUDA without a GPU, too. PRECISION= or BACKEND=cuda builds one op set.
+GPU       := $(shell scripts/cuda_libraries.sh gpu)
+HAVE_CUDA := $(if $(GPU),$(shell command -v $(NVCC) 2>/dev/null))
+BUILT_FOR := $(if $(BACKEND),$(if $(filter cpu,$(BACKEND)),the CPU as asked,CUDA),$(if $(HAVE_CUDA),CUDA,the CPU \
+             $(if $(GPU),(there is a GPU but no nvcc: install the CUDA toolkit or say scripts/cuda_wheels.sh toolkit && \
+             make CUDA=toolkit),(nvidia-smi lists no GPU))))
+CPU_SETS  := cpu-fp32 cpu-bf16
+ALL_SETS  := cuda-bf16 cuda-fp32 $(CPU_SETS)
+ifneq ($(filter-out cpu cuda all,$(BACKEND)),)
+$(error BACKEND=$(BACKEND) is not cpu, cuda or all)
 endif
-PRECISION ?= $(if $(filter cuda,$(BACKEND)),bf16,fp32)
-ifeq ($(filter $(PRECISION),fp32 bf16 double),)
+ifneq ($(filter-out fp32 bf16 double,$(PRECISION)),)
 $(error PRECISION=$(PRECISION) is not fp32, bf16 or double)
 endif
 ifeq ($(BACKEND)-$(PRECISION),cuda-double)
 $(error BACKEND=cuda has no double build; PRECISION is bf16 or fp32)
 endif
+ifeq ($(BACKEND)$(if $(PRECISION),-one),all-one)
+$(error BACKEND=all builds every type; leave PRECISION out)
+endif
+ifeq ($(PRECISION)$(filter cuda,$(BACKEND)),)
+NAME      := $(or $(BACKEND),$(if $(HAVE_CUDA),all,cpu))
+SETS      := $(if $(filter all,$(NAME)),$(ALL_SETS),$(CPU_SETS))
+override BACKEND := $(if $(filter all,$(NAME)),cuda,cpu)
+endif
+BACKEND   ?= $(if $(HAVE_CUDA),cuda,cpu)
+PRECISION ?= $(if $(filter cuda,$(BACKEND)),bf16,fp32)
+SETS      ?= $(BACKEND)-$(PRECISION)
+NAME      ?= $(BACKEND)-$(PRECISION)
+HAS       := $(sort $(foreach s,$(SETS),$(firstword $(subst -, ,$(s)))))# cpu, cuda
 
 COMPILER  := $(notdir $(firstword $(CC)))
 PLAIN     := $(if $(filter 0,$(ONEDNN)),-plain)
 SUFFIX    := $(addprefix -,$(filter-out cc gcc,$(COMPILER)))$(if $(PORTABLE),-portable,$(PLAIN))
-BUILD     := build/$(BACKEND)-$(PRECISION)$(if $(filter cpu,$(BACKEND)),$(SUFFIX),$(if $(PORTABLE),-portable))
+suffix_of  = $(if $(filter cuda-%,$(1)),$(if $(PORTABLE),-portable),$(SUFFIX))
+BUILD     := build/$(NAME)$(call suffix_of,$(NAME))
+# Objects that several configurations share: the driver's, and each op set's. All are in BUILD if the command line says it.
+SAYS      := $(filter command,$(origin BUILD))
+DRIVER    := $(if $(SAYS),$(BUILD),build/driver$(SUFFIX))
+folder_of  = $(if $(word 2,$(SETS)),$(if $(SAYS),$(BUILD),build)/$(1)$(if $(SAYS),,$(call suffix_of,$(1))),$(BUILD))
+CPU_FOLDERS  := $(foreach s,$(filter cpu-%,$(SETS)),$(call folder_of,$(s)))
+CUDA_FOLDERS := $(foreach s,$(filter cuda-%,$(SETS)),$(call folder_of,$(s)))
+$(foreach s,$(SETS),$(eval $(call folder_of,$(s))/ops_%: PRECISION = $(lastword $(subst -, ,$(s)))))
 
 NO_BUILD_GOALS := clean format help
 ifneq ($(if $(MAKECMDGOALS),$(filter-out $(NO_BUILD_GOALS),$(MAKECMDGOALS)),all),)
@@ -80,43 +105,61 @@ NATIVE      := $(call try_flag,-march=$(if $(PORTABLE),x86-64-v3,native))
 WERROR   ?=
 WARNINGS := -Wall -Wextra $(WERROR) -Wno-unused-function $(if $(HAVE_OPENMP),,-Wno-unknown-pragmas)
 CXX_WARNINGS := -Wall -Wextra $(WERROR) -Wno-unused-function -Wno-missing-field-initializers -Wno-missing-braces
-DEFINES  := -D_GNU_SOURCE -DPRECISION_$(shell echo $(PRECISION) | tr a-z A-Z) \
-            $(if $(HAVE_ONEDNN),-DHAVE_ONEDNN) $(if $(HAVE_MPI),-DHAVE_MPI $(MPI_FLAGS))
+DEFINES   = -D_GNU_SOURCE -DPRECISION_$(subst fp,FP,$(subst bf,BF,$(subst double,DOUBLE,$(PRECISION)))) \
+            $(if $(HAVE_ONEDNN),-DHAVE_ONEDNN)
 OPTIMISE := -O3 $(NATIVE) -ffp-contract=fast -fno-math-errno -fno-trapping-math
 CFLAGS   ?= -g
 ifneq ($(CJSON),)
-CJSON_OBJECT := $(BUILD)/cJSON.o
-CJSON_FLAGS  := -I$(BUILD)/include
+CJSON_OBJECT := $(DRIVER)/cJSON.o
+CJSON_FLAGS  := -I$(DRIVER)/include
 endif
 # Libraries of every program; those of BACKEND=cuda are below (NVCC_LIBS).
 LDLIBS   := $(CJSON_OBJECT) $(or $(OPENMP_LIB),$(HAVE_OPENMP)) $(if $(PORTABLE),-static-libgcc) \
             $(if $(HAVE_ONEDNN),-ldnnl) $(PCRE2_LIB) $(MPI_LIBS) $(if $(CJSON),,-lcjson) -lm -pthread
-# The driver is C11 (and C++20): no GNU extensions. Op set "cpu" uses vector extensions of gcc and clang.
-DRIVER_FLAGS = -std=c11 -pthread $(DEFINES) $(WARNINGS) $(OPTIMISE) $(HAVE_OPENMP) -I. $(CJSON_FLAGS) $(CFLAGS)
+# The driver is C11 (and C++20): no GNU extensions, and it knows no precision. Op set "cpu" uses vector extensions of gcc
+# and clang.
+DRIVER_FLAGS = -std=c11 -pthread -D_GNU_SOURCE $(WARNINGS) $(OPTIMISE) $(HAVE_OPENMP) -I. $(CJSON_FLAGS) $(CFLAGS)
 OPS_FLAGS    = -std=gnu11 $(DEFINES) $(WARNINGS) $(OPTIMISE) $(HAVE_OPENMP) -I. $(CFLAGS)
 
 # ---- the program -----------------------------------------------------------------------------------------------------
 .PHONY: all install demo test test-quick test-since test-gpu test-gpu-build fuzz bench format lint check-cxx clean help \
         deps FORCE
+TYPES := $(if $(word 2,$(SETS)),$(if $(filter cuda,$(HAS)),bf16 or fp32 (--dtype); --device cpu: the CPU,fp32 or \
+         bf16 (--dtype)),$(PRECISION))
 all: train
-	@$(if $(findstring s,$(firstword -$(MAKEFLAGS))),:,echo './train is for $(BUILT_FOR), in $(PRECISION). \
+	@$(if $(findstring s,$(firstword -$(MAKEFLAGS))),:,echo './train is for $(BUILT_FOR), in $(TYPES). \
 Next: make demo, or Fine-tune a chat model in README.md')
 
 # Compared every time: ./train may be a newer build of another configuration.
 train: $(BUILD)/train FORCE
 	@cmp -s $< $@ || { cp $< $@.new && mv $@.new $@; }
 
-ifeq ($(BACKEND),cpu)
-$(BUILD)/train: $(BUILD)/train_gpt.o $(BUILD)/ops_cpu.o $(BUILD)/commit.o
-	$(CC) $^ $(LDLIBS) $(LDFLAGS) -o $@
+# ops.o: all that the driver links: op sets, their list, and the other ranks
+$(BUILD)/train: $(DRIVER)/train_gpt.o $(BUILD)/ops.o $(BUILD)/commit.o
+	$(LINK) $^ $(LINKED) $(LDFLAGS) -o $@
 
-$(BUILD)/train_gpt.o: train_gpt.cu $(BUILD)/flags
+$(DRIVER)/train_gpt.o: train_gpt.cu $(DRIVER)/driver_flags
 	$(CC) $(DRIVER_FLAGS) -MMD -MP -x c -c $< -o $@
 
-$(BUILD)/ops_cpu.o: llmc/ops/cpu/ops_cpu.c $(BUILD)/flags
+$(DRIVER)/dist.o: llmc/ranks/dist.c $(DRIVER)/driver_flags
+	$(CC) $(DRIVER_FLAGS) $(DIST_FLAGS) -MMD -MP -c $< -o $@
+
+$(CPU_FOLDERS:%=%/ops_cpu.o): %/ops_cpu.o: llmc/ops/cpu/ops_cpu.c %/ops_flags
 	$(CC) $(OPS_FLAGS) -MMD -MP -c $< -o $@
-else
-# nvcc compiles the same driver as C++20, for this machine's GPU, or without one for every architecture that it knows.
+
+$(BUILD)/op_sets.c: FORCE
+	@mkdir -p $(BUILD)
+	@scripts/op_sets.sh $(subst -,_,$(SETS)) | cmp -s - $@ || scripts/op_sets.sh $(subst -,_,$(SETS)) > $@
+
+$(BUILD)/ops.o: $(CPU_FOLDERS:%=%/ops_cpu.o) $(CUDA_FOLDERS:%=%/ops_cuda.o) $(DRIVER)/dist.o $(BUILD)/op_sets.o $(BUILD)/flags
+	ld -r $(filter %.o,$^) -o $@
+
+LINK   = $(if $(filter cuda,$(HAS)),$(NVCC_LINK),$(CC))
+LINKED = $(if $(filter cuda,$(HAS)),$(NVCC_LIBS) $(if $(filter cpu,$(HAS)),$(if $(HAVE_ONEDNN),-ldnnl)),$(LDLIBS))
+DIST_FLAGS := $(if $(HAVE_MPI),-DHAVE_MPI $(MPI_FLAGS))
+
+ifneq ($(filter cuda,$(HAS)),)
+# nvcc compiles op set "cuda", for this machine's GPU, or without one for every architecture that it knows.
 # cuda_libraries.sh sets ARCHS, TOOLKIT, CUDA_LIBRARIES and NCCL_FLAGS, each ended by ;;, or ends make with one line.
 export NVCC CUBLAS CUDNN CUDNN_FRONTEND NCCL MPI_FLAGS MPI_LIBS
 define newline
@@ -131,9 +174,9 @@ $(eval $(subst ;;,$(newline),$(CUDA_SETTINGS)))
 GENCODE    := $(foreach a,$(ARCHS:90=90a),-gencode arch=compute_$(a),code=sm_$(a)) \
               -gencode arch=compute_$(lastword $(ARCHS)),code=compute_$(lastword $(ARCHS))
 # cuDNN's attention is bf16's.
-WITH_CUDNN := $(if $(filter bf16,$(PRECISION)),$(findstring -DHAVE_CUDNN,$(CUDA_LIBRARIES)))
+WITH_CUDNN = $(if $(filter bf16,$(PRECISION)),$(findstring -DHAVE_CUDNN,$(CUDA_LIBRARIES)))
 NVCC_FLAGS  = -std=c++20 -x cu -O3 $(GENCODE) --threads 2 -ccbin $(CXX) \
-              $(filter-out -DHAVE_ONEDNN -pthread,$(DEFINES)) \
+              $(filter-out -DHAVE_ONEDNN,$(DEFINES)) \
               $(WITH_CUDNN) $(NCCL_FLAGS) $(CUBLAS:%=-isystem %/include) \
               -diag-suppress 177 -Xcompiler '$(CXX_WARNINGS) $(filter-out -O3,$(OPTIMISE)) $(HAVE_OPENMP)' \
               -I. $(CJSON_FLAGS) $(CUDA_FLAGS)
@@ -147,29 +190,26 @@ NVCC_LIBS  := $(CJSON_OBJECT) $(or $(OPENMP_LIB),$(HAVE_OPENMP:%=-Xcompiler %)) 
               $(RUN_PATHS:%=-Xlinker -rpath$(comma)%) $(if $(CJSON),,-lcjson) $(PCRE2_LIB) \
               -lm -Xcompiler -pthread -ldl $(NVCC_MPI)
 
-$(BUILD)/train: $(BUILD)/train_gpt.o $(BUILD)/ops_cuda.o $(BUILD)/commit.o
-	$(NVCC_LINK) $^ $(NVCC_LIBS) $(LDFLAGS) -o $@
-
-$(BUILD)/train_gpt.o: train_gpt.cu $(BUILD)/flags
+$(CUDA_FOLDERS:%=%/ops_cuda_kernels.o): %/ops_cuda_kernels.o: llmc/ops/cuda/ops_cuda.cu %/ops_flags
 	$(NVCC) $(NVCC_FLAGS) -MMD -MP -c $< -o $@
 
-$(BUILD)/ops_cuda_kernels.o: llmc/ops/cuda/ops_cuda.cu $(BUILD)/flags
-	$(NVCC) $(NVCC_FLAGS) -MMD -MP -c $< -o $@
-
-$(BUILD)/cudnn_attention.o: llmc/ops/cuda/cudnn_attention.cc $(BUILD)/flags
+%/cudnn_attention.o: llmc/ops/cuda/cudnn_attention.cc %/ops_flags
 	$(CXX) -std=c++20 -O2 -D_GNU_SOURCE $(CXX_WARNINGS) $(CUDA_LIBRARIES) -I. -MMD -MP -c $< -o $@
 
-# The whole op set in one object
-$(BUILD)/ops_cuda.o: $(BUILD)/ops_cuda_kernels.o $(if $(WITH_CUDNN),$(BUILD)/cudnn_attention.o)
-	ld -r $(filter %.o,$^) -o $@
+# The whole op set in one object, which exports its table alone: templates that both compiled would be shared otherwise.
+$(foreach f,$(CUDA_FOLDERS),$(if $(findstring fp32,$(f)),,$(if $(findstring -DHAVE_CUDNN,$(CUDA_LIBRARIES)),\
+    $(eval $(f)/ops_cuda.o: $(f)/cudnn_attention.o))))
+$(CUDA_FOLDERS:%=%/ops_cuda.o): %/ops_cuda.o: %/ops_cuda_kernels.o
+	ld -r --force-group-allocation $(filter %.o,$^) -o $@
+	objcopy --keep-global-symbol=ops_cuda_$(PRECISION) $@
 endif
 
-$(BUILD)/pack_bytes: data/pack_bytes.c $(BUILD)/flags
+$(BUILD)/pack_bytes: data/pack_bytes.c $(DRIVER)/driver_flags | $(BUILD)/flags
 	$(CC) $(DRIVER_FLAGS) -MMD -MP $< -lm -o $@
 
-$(BUILD)/ops_$(BACKEND).o: | $(CJSON_OBJECT)
-$(BUILD)/cJSON.o: $(CJSON)/cJSON.c $(BUILD)/flags
-	$(CC) -O2 -c $(BUILD)/include/cjson/cJSON.c -o $@
+$(BUILD)/ops.o: | $(CJSON_OBJECT)
+$(DRIVER)/cJSON.o: $(CJSON)/cJSON.c $(DRIVER)/driver_flags
+	$(CC) -O2 -c $(DRIVER)/include/cjson/cJSON.c -o $@
 
 build/cjson/cJSON.c:
 	@scripts/install_deps.sh cjson
@@ -183,17 +223,26 @@ $(BUILD)/commit.c: FORCE
 	@mkdir -p $(BUILD)
 	@echo '$(COMMIT)' | cmp -s - $@ || echo '$(COMMIT)' > $@
 
-$(BUILD)/commit.o: $(BUILD)/commit.c
+$(BUILD)/commit.o $(BUILD)/op_sets.o: %.o: %.c
 	@$(CC) -c $< -o $@
 
 # Rebuild when the flags change (a library was installed, another compiler), but not for WERROR.
-FLAGS = "$(subst ",\",$(filter-out $(WERROR),$(DRIVER_FLAGS) $(LDLIBS) $(NVCC_FLAGS) $(CUDA_LIBRARIES)))"
-$(BUILD)/flags: FORCE $(CJSON:%=%/cJSON.c)
-	@mkdir -p $(BUILD)$(if $(CJSON),/include; ln -sfn $(abspath $(CJSON)) $(BUILD)/include/cjson)
-	@echo $(FLAGS) | cmp -s - $@ || \
-		{ $(if $(filter cuda,$(BACKEND)),scripts/cuda_libraries.sh report;) echo $(FLAGS) >$@; }
+quoted = "$(subst ",\",$(filter-out $(WERROR),$(1)))"
+define keep_flags
+@mkdir -p $(@D)
+@echo $(call quoted,$(1)) | cmp -s - $@ || { $(2) echo $(call quoted,$(1)) >$@; }
+endef
+$(DRIVER)/driver_flags: FORCE $(CJSON:%=%/cJSON.c)
+	$(if $(CJSON),@mkdir -p $(DRIVER)/include; ln -sfn $(abspath $(CJSON)) $(DRIVER)/include/cjson)
+	$(call keep_flags,$(DRIVER_FLAGS) $(DIST_FLAGS))
+$(CPU_FOLDERS:%=%/ops_flags): FORCE
+	$(call keep_flags,$(OPS_FLAGS))
+$(CUDA_FOLDERS:%=%/ops_flags): FORCE
+	$(call keep_flags,$(NVCC_FLAGS) $(CUDA_LIBRARIES))
+$(BUILD)/flags: FORCE
+	$(call keep_flags,$(LINKED) $(OPS_FLAGS) $(NVCC_FLAGS),$(if $(filter cuda,$(HAS)),scripts/cuda_libraries.sh report;))
 
--include $(wildcard $(BUILD)/*.d)
+-include $(wildcard $(addsuffix /*.d,$(sort $(BUILD) $(DRIVER) $(CPU_FOLDERS) $(CUDA_FOLDERS))))
 
 # DESTDIR: in front of PREFIX, for packagers
 PREFIX ?= /usr/local
@@ -241,9 +290,9 @@ fuzz:
 bench:
 	@dev/bench.sh
 
-# The driver also compiles as C++20, for nvcc later.
+# The driver also compiles as C++20.
 check-cxx:
-	$(CXX) -std=c++20 $(DEFINES) $(CXX_WARNINGS) -I. -fsyntax-only -x c++ train_gpt.cu
+	$(CXX) -std=c++20 -D_GNU_SOURCE $(CXX_WARNINGS) -I. -fsyntax-only -x c++ train_gpt.cu
 
 LINTED  = llmc/ops/cpu/ops_cpu.c data/pack_bytes.c
 SOURCES = $(shell git ls-files '*.c' '*.h' '*.cu' '*.cuh' '*.cc')
@@ -257,7 +306,7 @@ lint:
 	cppcheck --quiet --error-exitcode=1 --std=c11 --inline-suppr --suppressions-list=.cppcheck -I. -D_GNU_SOURCE \
 		$(LINTED)
 	clang-tidy --quiet $(LINTED) -- -std=gnu11 $(DEFINES) $(HAVE_OPENMP) -I.
-	clang-tidy --quiet train_gpt.cu -- -x c -std=c11 $(DEFINES) $(HAVE_OPENMP) -I.
+	clang-tidy --quiet train_gpt.cu -- -x c -std=c11 -D_GNU_SOURCE $(HAVE_OPENMP) -I.
 
 # ---- the kernel playground and the GPU's figures (dev/README.md) -----------------------------------------------------
 # dev-cuda        one program for each kernel family: every variant checked, then timed with cold caches, on a GPU
@@ -296,7 +345,7 @@ $(BUILD)/bench.o: dev/cuda/bench.cu $(BUILD)/flags
 $(BUILD)/bench_decode.o: dev/bench.c $(BUILD)/flags
 	$(CC) $(DRIVER_FLAGS) -MMD -MP -c $< -o $@
 
-$(BUILD)/bench $(BUILD)/bench_decode: %: %.o $(BUILD)/ops_cuda.o
+$(BUILD)/bench $(BUILD)/bench_decode: %: %.o $(BUILD)/ops.o
 	$(NVCC_LINK) $^ $(NVCC_LIBS) $(LDFLAGS) -o $@
 else
 $(BUILD)/bench.o: dev/bench.c $(BUILD)/flags
@@ -306,8 +355,8 @@ $(BUILD)/bench.o: dev/bench.c $(BUILD)/flags
 $(BUILD)/product_rate.o $(BUILD)/bench_ops.o: $(BUILD)/%.o: dev/%.c $(BUILD)/flags
 	$(CC) $(OPS_FLAGS) -MMD -MP -c $< -o $@
 
-$(BUILD)/bench: $(BUILD)/bench.o $(BUILD)/product_rate.o
-$(BUILD)/bench_ops: $(BUILD)/bench_ops.o
+$(BUILD)/bench: $(BUILD)/bench.o $(BUILD)/product_rate.o $(BUILD)/op_sets.o $(DRIVER)/dist.o
+$(BUILD)/bench_ops: $(BUILD)/bench_ops.o $(DRIVER)/dist.o
 $(BUILD)/bench $(BUILD)/bench_ops:
 	$(CC) $^ $(LDLIBS) $(LDFLAGS) -o $@
 
@@ -330,8 +379,8 @@ dev-collectives: $(BUILD)/collectives
 $(BUILD)/collectives.o: dev/collectives.c $(BUILD)/flags
 	$(CC) $(DRIVER_FLAGS) -MMD -MP -c $< -o $@
 
-$(BUILD)/collectives: $(BUILD)/collectives.o $(BUILD)/ops_$(BACKEND).o
-	$(if $(filter cuda,$(BACKEND)),$(NVCC_LINK) $^ $(NVCC_LIBS),$(CC) $^ $(LDLIBS)) $(LDFLAGS) -o $@
+$(BUILD)/collectives: $(BUILD)/collectives.o $(BUILD)/ops.o
+	$(LINK) $^ $(LINKED) $(LDFLAGS) -o $@
 
 # Looks for a GPU before it builds anything.
 bench-gpu:
@@ -341,4 +390,4 @@ clean:
 	rm -rf build train
 
 help:
-	@sed -n '1,9s/^# //p' Makefile
+	@sed -n '1,10s/^# //p' Makefile

@@ -1,8 +1,8 @@
 /*
 train: fine-tunes and trains GPT/Llama-style models on very long sequences with StreamBP.
 
-A step of training (train_step), the loop around it (verb_train) and main. C11 that is also C++20: `cc -x c` builds the
-CPU program from these lines, nvcc builds the GPU program. All work on tensors goes through struct Ops; nothing here
+A step of training (train_step), the loop around it (verb_train) and main. C11 that is also C++20. The driver
+knows no type and no device. All work on tensors goes through struct Ops; nothing here
 looks inside a tensor. The includes are the map: one block per room, and a room includes only rooms above it
 (llmc/README.md).
 */
@@ -43,6 +43,7 @@ looks inside a tensor. The includes are the map: one block per room, and a room 
 #include "llmc/run/settings.h"
 #include "llmc/run/run.h"
 #include "llmc/run/allocate.h"
+#include "llmc/run/choose_ops.h"
 #include "llmc/run/threads.h"
 #include "llmc/run/report.h"
 // generate: sampler, prompts
@@ -182,6 +183,7 @@ int main(int argc, char **argv) {
     dist_check_program(argc, argv);
     Options options = options_parse(argc, argv);
     join_ranks(&options);
+    choose_ops(&options);
     options_check_output(&options);
     progress_off = options.quiet;
     if (options.verb != VERB_CONVERT && options.verb != VERB_INFO) denormals_off(); // these keep every bit of a file

@@ -13,7 +13,7 @@ LC_ALL=C
 export LC_ALL
 cd "$(dirname "$0")/.."
 . scripts/common.sh
-BUILD=${BUILD:-build/cpu-fp32}
+BUILD=${BUILD:-build/cpu}
 TRAIN=$BUILD/train
 PACK=$BUILD/pack_bytes
 OUT=build/demo

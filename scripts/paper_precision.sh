@@ -1,10 +1,10 @@
 #!/bin/sh
 # Repeats the StreamBP paper's precision experiment (arXiv 2506.03077) on small models: gradients of `full` and of `stream`, in bf16 and
-# fp32, against float64. Same weights (representable in bf16, so every build reads the same numbers) and same random tokens.
+# fp32, against float64. Same weights (representable in bf16, so every type reads the same numbers) and same random tokens.
 #
 #     scripts/paper_precision.sh     OUT=build/precision, SEQ_LEN=1024
 #
-# Builds the three precisions with make, writes gradients below $OUT (replaced if they exist), prints a table of relative L2
+# Builds the program and one in double with make, writes gradients below $OUT (replaced if they exist), prints a table of relative L2
 # errors with the paper's values below, then the conditions. Exit status 1 if a condition does not hold. Needs python3.
 set -eu
 cd "$(dirname "$0")/.."
@@ -12,16 +12,16 @@ OUT=${OUT:-build/precision}
 SEQ_LEN=${SEQ_LEN:-1024}
 command -v python3 >/dev/null || { echo "paper_precision.sh: compares files with python3, which is not here; install it" >&2; exit 1; }
 
-for precision in fp32 bf16 double; do
-    ${MAKE:-make} -s PRECISION=$precision BUILD=build/cpu-$precision build/cpu-$precision/train
-done
-${MAKE:-make} -s BUILD=build/cpu-fp32 build/cpu-fp32/pack_bytes
+${MAKE:-make} -s BACKEND=cpu build/cpu/train build/cpu/pack_bytes
+${MAKE:-make} -s BACKEND=cpu PRECISION=double build/cpu-double/train
 
-# bp OUTPUT PRECISION METHOD [chunk options]: runs one pass over SEQ_LEN random tokens, the same in every build
+# bp OUTPUT PRECISION METHOD [chunk options]: runs one pass over SEQ_LEN random tokens, the same in every type
 bp() {
     bp_out=$1 bp_precision=$2 bp_method=$3
     shift 3
-    "build/cpu-$bp_precision/train" bp --model "$weights" --seq-len "$SEQ_LEN" --seed 7 --method "$bp_method" --quiet \
+    bp_train=build/cpu/train
+    [ "$bp_precision" != double ] || bp_train=build/cpu-double/train
+    $bp_train bp --dtype "$bp_precision" --model "$weights" --seq-len "$SEQ_LEN" --seed 7 --method "$bp_method" --quiet \
         --grads-out "$bp_out" "$@" >/dev/null
 }
 
@@ -30,9 +30,9 @@ experiment() { # NAME CONFIG
     dir=$OUT/$1
     rm -rf "$dir"
     mkdir -p "$dir"
-    # A training step of a bf16 build at a learning rate of 0 saves its random initial weights unchanged.
-    build/cpu-fp32/pack_bytes --out "$dir/text.bin" LICENSE >/dev/null
-    build/cpu-bf16/train train --init "$2" --data "$dir/text.bin" --seq-len 64 --steps 1 --lr 0 --out "$dir/initial" --quiet 2>"$dir/log" ||
+    # A training step in bf16 at a learning rate of 0 saves its random initial weights unchanged.
+    build/cpu/pack_bytes --out "$dir/text.bin" LICENSE >/dev/null
+    build/cpu/train train --dtype bf16 --init "$2" --data "$dir/text.bin" --seq-len 64 --steps 1 --lr 0 --out "$dir/initial" --quiet 2>"$dir/log" ||
         { cat "$dir/log" >&2; exit 1; }
     weights=$dir/initial/checkpoint-00000001/model.bin
 

@@ -51,26 +51,26 @@ flags_of() { # precision, op set
 }
 as_cxx='-std=c++20 -Wno-missing-field-initializers -Wno-missing-braces -Wno-unknown-pragmas -Wno-pass-failed -Wno-unknown-warning-option -Wno-maybe-uninitialized'
 
-# The op set's object, shared by all programs of a configuration. Op set "cuda" takes library functions from op set
-# "cpu", which is renamed then. -O2: a kernel's threads take turns on one core.
+# All that a program of a configuration links: its op sets, their list, and the other ranks. Op set "cuda" takes library functions from op
+# set "cpu". -O2: a kernel's threads take turns on one core.
 build_ops() { # precision, op set
     folder=$(folder_of "$1" "$2")
     flags=$(flags_of "$1" "$2") o=$folder/ops.o
-    cpu="$CC -std=gnu11 $flags -MMD -MF $o.cpu.d -include test/ops/one_thread.h -c llmc/ops/cpu/ops_cpu.c"
+    cpu="$CC -std=gnu11 $flags -MMD -MF $o.cpu.d -include test/ops/one_thread.h -c llmc/ops/cpu/ops_cpu.c -o $folder/ops_cpu.o"
+    set -- "$1" "$2" cpu "$folder/ops_cpu.o"
     case $2 in
     cuda | cudnn)
-        cpu="$cpu -o $folder/ops_cpu.o -Dops_device=ops_cpu_device -O2"
-        cuda="$CXX -x c++ $flags $as_cxx -O2 -MMD -MF $o.cuda.d -c llmc/ops/cuda/ops_cuda.cu -o $folder/ops_cuda.o"
-        make_with "$o" "$cpu && $cuda && ld -r $folder/ops_cpu.o $folder/ops_cuda.o -o $o"
+        cpu="$cpu -O2 && $CXX -x c++ $flags $as_cxx -O2 -MMD -MF $o.cuda.d -c llmc/ops/cuda/ops_cuda.cu -o $folder/ops_cuda.o"
+        set -- "$1" "$2" cuda "$folder/ops_cpu.o $folder/ops_cuda.o"
         ;;
     nccl)
         nccl=$(nccl_flags) || { rm -f "$o"; return 0; }
-        cpu="$cpu -o $folder/ops_cpu.o -Dops_device=ops_cpu_device -O2 && objcopy --keep-global-symbol=ops_cpu_device $folder/ops_cpu.o"
-        cuda="$CXX $flags $as_cxx $nccl -MMD -MF $o.nccl.d -c test/emulate/ops_nccl.cc -o $folder/ops_nccl.o"
-        make_with "$o" "$cpu && $cuda && ld -r $folder/ops_cpu.o $folder/ops_nccl.o -o $o"
+        cpu="$cpu -O2 && $CXX $flags $as_cxx $nccl -MMD -MF $o.nccl.d -c test/emulate/ops_nccl.cc -o $folder/ops_nccl.o"
+        set -- "$1" "$2" nccl "$folder/ops_cpu.o $folder/ops_nccl.o"
         ;;
-    *) make_with "$o" "$cpu -o $o" ;;
     esac
+    make_with "$o" "$cpu && $CC -std=gnu11 $flags -MMD -MF $o.dist.d -c llmc/ranks/dist.c -o $folder/dist.o &&
+        scripts/op_sets.sh $3_$1 | $CC -x c -c - -o $folder/op_sets.o && ld -r $4 $folder/dist.o $folder/op_sets.o -o $o"
 }
 
 # Programs that are compiled as one file (join.awk): a group in each line. Most of a program is the driver, which each would compile
@@ -158,21 +158,21 @@ build_program() { # name, precision, op set
     fi
 }
 
-# On a GPU: C by $CC, op set "cuda" as make builds it for ./train, linked by nvcc. gpu_large also has op set "cpu", renamed.
+# On a GPU: C by $CC, op set "cuda" as make builds it for ./train, linked by nvcc. gpu_large also has op set "cpu".
 # GPU_BUILD, NATIVE: of make PORTABLE=1
 gpu_build() { echo "${GPU_BUILD:-build/cuda-$1}"; } # precision
 build_gpu_ops() { # precision
     $MAKE --no-print-directory BACKEND=cuda PRECISION="$1" ${ARCHS:+"ARCHS=$ARCHS"} "$(gpu_build "$1")/train"
 }
 build_gpu_program() { # name, precision
-    folder=build/test-gpu-$2 target=build/test-gpu-$2/test_$1 libraries="-lcmocka ${NVCC_LIBS:-}" ops=$(gpu_build "$2")/ops_cuda.o
+    folder=build/test-gpu-$2 target=build/test-gpu-$2/test_$1 libraries="-lcmocka ${NVCC_LIBS:-}" ops=$(gpu_build "$2")/ops.o
     compile="$CC -std=gnu11 $(define_precision "$2") -Wall -Wextra -Werror -Wno-unused-function -O2 -g -fopenmp -I."
     objects="$target.o $ops" before=
     if [ "$1" = gpu_large ]; then
         cpu=$folder/ops_cpu.o
         has_onednn && compile="$compile -DHAVE_ONEDNN" libraries="$libraries -ldnnl"
-        before="$compile -O3 ${NATIVE:--march=native} -ffp-contract=fast -fno-math-errno -fno-trapping-math -Dops_device=ops_cpu_device \
-            -MMD -MF $target.cpu.d -c llmc/ops/cpu/ops_cpu.c -o $cpu && objcopy --keep-global-symbol=ops_cpu_device $cpu &&"
+        before="$compile -O3 ${NATIVE:--march=native} -ffp-contract=fast -fno-math-errno -fno-trapping-math \
+            -MMD -MF $target.cpu.d -c llmc/ops/cpu/ops_cpu.c -o $cpu &&"
         objects="$objects $cpu"
     fi
     [ "$ops" -nt "$target" ] && rm -f "$target"

@@ -5,7 +5,7 @@ standard output; what llm.c prints goes to standard error.
 */
 #include "llmc/files/gradients.h"
 #include "llmc/data/dataloader.h"
-#include "llmc/ranks/dist_mpi.h" // without HAVE_MPI: this process is alone
+#include "llmc/ranks/dist.c" // without HAVE_MPI: this process is alone
 #include "llmc/base/json.h"
 #include "llmc/files/weights.h"
 #include "llmc_bp.h"

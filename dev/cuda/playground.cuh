@@ -30,10 +30,8 @@ static void cuda_copy_out(void *host, const void *from, size_t bytes) { memcpy(h
 static void cuda_copy(void *to, const void *from, size_t bytes) { memcpy(to, from, bytes); }
 static void cuda_zero(void *to, size_t bytes) { memset(to, 0, bytes); }
 #else
-#ifdef WITH_OP_SET // its object has the other ranks
-static void watch_at_work(void) {}
-#else
-#include "llmc/ranks/dist_mpi.h"
+#ifndef WITH_OP_SET // else dist.c is linked
+#include "llmc/ranks/dist.c"
 #endif
 #include "llmc/ops/cuda/memory.cuh"
 #endif

@@ -5,6 +5,10 @@ Text: strict parsing of numbers, readable printing of numbers, UTF-8, and text i
 #define LLMC_TEXT_H
 #include "utils.h"
 
+// Joins three numbers, which may be macros, to a text: "2.18.1"
+#define VERSION_TEXT(major, minor, patch) VERSION_WORD(major) "." VERSION_WORD(minor) "." VERSION_WORD(patch)
+#define VERSION_WORD(number)              #number
+
 // ---- numbers: the whole text must be one number, or 0 is returned -------------------------------------------------
 static int parse_size(const char *text, size_t *value) {
     char *end;

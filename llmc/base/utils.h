@@ -58,12 +58,18 @@ static char *make_printable(char *text) {
 // Hook that is called before a line goes to stderr, so that the progress bar can clear itself
 static void (*before_message)(void);
 
-// Handles this thread's errors in place of ending the program; does not return. For threads other than the main thread,
-// and for failures that the program survives. Weak, so that all translation units share it.
-__attribute__((weak)) __thread void (*die_caught)(int code, const char *message);
+// All translation units of a program share these variables. An op set's object (OP_SET) refers to the program's.
+#ifdef OP_SET
+#define PROGRAM_WIDE extern
+#else
+#define PROGRAM_WIDE __attribute__((weak))
+#endif
 
-// How one of several processes reports (dist.h sets it); zeros: there is one process. Weak, so that all translation
-// units share it.
+// Handles this thread's errors in place of ending the program; does not return. For threads other than the main thread,
+// and for failures that the program survives.
+PROGRAM_WIDE __thread void (*die_caught)(int code, const char *message);
+
+// How one of several processes reports (dist.h sets it); zeros: there is one process
 typedef struct {
     char name[320]; // "rank 3 on HOST: ", printed before errors
     int silent;     // 1: another process prints
@@ -73,7 +79,7 @@ typedef struct {
     void (*before_end)(void); // called before a signal ends the process; uses only system calls
     int (*others_died)(void); // returns 1 if another process of the job was killed; uses only system calls
 } Voice;
-__attribute__((weak)) Voice voice;
+PROGRAM_WIDE Voice voice;
 
 // Commit of the checkout, and the version in the file VERSION; make writes them
 extern const char build_commit[] __attribute__((weak)), build_version[] __attribute__((weak));

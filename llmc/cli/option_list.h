@@ -48,12 +48,15 @@ TEXT(rope_scaling, "rope-scaling", NULL, OF_A_MODEL, "TYPE,factor=X[,key=value,.
 SIZE(grow_vocabulary, "grow-vocabulary", "off", 0, 16777216, OF_A_MODEL, "N",
      "grow the embedding and the head to N ids, by rows that are the mean of the old rows; checkpoints and convert "
      "keep them")
-CHOICE(int, dtype, "dtype", "build", DTYPE_AUTO, DTYPE_FP64, SHORT(ON(PLAN) | ON(CONVERT)) | EVERYWHERE,
-       "build|fp32|bf16|double", "element type; only plan and convert accept a type other than the build's")
+CHOICE(int, dtype, "dtype", "auto", DTYPE_AUTO, DTYPE_FP64, SHORT(STEPS | ON(CONVERT)) | EVERYWHERE,
+       "auto|fp32|bf16|double", "type of weights and activations; auto: bf16 on a GPU, fp32 on the CPU; convert: of the "
+       "files, auto: the source's; double needs a build of its own")
+CHOICE(Device, device, "device", "auto", DEVICE_AUTO, DEVICE_CUDA, EVERYWHERE & ~(ON(CONVERT) | ON(INFO)),
+       "auto|cpu|cuda", "what computes; auto: a GPU if one answers, else the CPU; --resume keeps it")
 CHOICE(BaseWeights, base, "base", "auto", BASE_AUTO, BASE_MXFP4, SHORT(STEPS) | RUNS | ON(CONVERT),
        "auto|none|nf4|fp4|mxfp4",
        "with LoRA: storage of the frozen weights; nf4, fp4: the layers' matrices in 4 bits, quantised twice as in "
-       "bitsandbytes, including experts, never routers; mxfp4: only experts, as in gpt-oss; none: the build's type; "
+       "bitsandbytes, including experts, never routers; mxfp4: only experts, as in gpt-oss; none: the type of --dtype; "
        "auto: as in the model's files")
 FLAG(quantise_head, "quantise-head", RUNS | ON(PLAN) | ON(CONVERT), "with --base nf4 or fp4: also the head's matrix")
 

@@ -71,8 +71,9 @@ typedef struct {
 
 // ---- types of choices, in the order of their words; others are declared in their own rooms -------------------------
 #define PLACE_WORDS "auto|device|host|disk"
-#define DTYPE_AUTO  (-1) // the build's dtype, or the dtype that the run's other settings ask for
+#define DTYPE_AUTO  (-1) // the device's dtype, or the dtype that the run's other settings ask for
 
+typedef enum { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA } Device;
 typedef enum { MOMENTS_FP32, MOMENTS_BF16, MOMENTS_INT8 } Moments;
 typedef enum { MASTER_AUTO, MASTER_FP32, MASTER_NONE } MasterWeights;
 typedef enum { BASE_AUTO, BASE_NONE, BASE_NF4, BASE_FP4, BASE_MXFP4 } BaseWeights;
@@ -213,6 +214,7 @@ static const struct {
     {"schedule", "constant_with_warmup", "constant"},
     {"dtype", "bfloat16|true", "bf16"},
     {"dtype", "float32|false", "fp32"},
+    {"dtype", "build", "auto"}, // logs of earlier versions
     {"moments", "adamw_torch|adamw_torch_fused|paged_adamw_32bit", "fp32"},
     {"moments", "adamw_8bit|adamw_bnb_8bit|paged_adamw_8bit", "int8"},
     {"resume", "true", "on"},
@@ -239,9 +241,9 @@ static const struct {
     {"push-to-hub,hub-*", "after the run: convert --model RUN --out DIR, then `hf upload NAME DIR`"},
     {"overwrite-output-dir", "give --overwrite, which replaces the run in --out"},
     {"attn-implementation", "attention is always exact and in blocks; leave it out"},
-    {"fp16,fp16-full-eval", "fp16 is not in this version; make PRECISION=bf16 builds for bf16"},
-    {"tf32", "an fp32 build multiplies in fp32, never in tf32; leave it out"},
-    {"use-cpu,no-cuda", "the build decides: make BACKEND=cpu or cuda"},
+    {"fp16,fp16-full-eval", "fp16 is not in this version; give --dtype bf16"},
+    {"tf32", "--dtype fp32 multiplies in fp32, never in tf32; leave it out"},
+    {"use-cpu,no-cuda", "give --device cpu"},
     {"gradient-checkpointing*,activation-checkpointing*", "--method stream, the default, needs less; leave it out"},
     {"use-liger-kernel,liger-kernel-config", "logits exist for --logits-chunk tokens at a time; leave it out"},
     {"packing*,padding-free,pad-*,group-by-length", "documents are always packed, whole and apart; leave it out"},

@@ -348,7 +348,7 @@ static void options_add_config(Options *options, int resumes) {
         i = options_parse_one(&file, (int)words->count, words->word, i);
     }
     *options_where = 0;
-    if (words->logged && !resumes) file.given[option_find("extend")] = 0;
+    if (words->logged && !resumes) file.given[option_find("extend")] = file.given[option_find("device")] = 0;
     if (resumes && options->extend) file.given[option_find("lr")] = 0; // an extended run continues at the final rate
     for (size_t i = 0; i < OPTION_RIVALS; i++)
         for (size_t k = 0; k < 2; k++)
@@ -427,11 +427,27 @@ static void options_add_replicas(Options *o) {
              replicas, replicas == 1 ? "" : "s");
 }
 
+// Names the libraries that an op set and the processes of a run use: "oneDNN 3.1.0, Open MPI 4.1.4".
+static const char *libraries_text(const Ops *ops) {
+    static char text[200];
+    snprintf(text, sizeof(text), "%s, %s", ops->libraries, dist_library() ? dist_library() : "without MPI");
+    return text;
+}
+
+// Lists the linked op sets: "cpu fp32, cpu bf16".
+static const char *op_sets_text(void) {
+    static char text[160];
+    for (size_t i = 0, used = 0; op_sets[i] && used < sizeof(text); i++)
+        used += (size_t)snprintf(text + used, sizeof(text) - used, "%s%s %s", i ? ", " : "", op_sets[i]->name,
+                                 dtype_name(op_sets[i]->stored));
+    return text;
+}
+
 static void options_print_version(FILE *out) {
     fprintf(out, "streambp.c %s, commit %s\n", program_version(), program_commit());
     const char *gcc = strstr(__VERSION__, "lang") ? "" : "gcc ";
-    fprintf(out, "build      %s, %s, %s%s\n", ops_device->name, dtype_name(ops_device->stored), gcc, __VERSION__);
-    fprintf(out, "libraries  %s, PCRE2 %d.%d, cJSON %s\n", ops_device->libraries, PCRE2_MAJOR, PCRE2_MINOR,
+    fprintf(out, "build      %s, %s%s\n", op_sets_text(), gcc, __VERSION__);
+    fprintf(out, "libraries  %s, PCRE2 %d.%d, cJSON %s\n", libraries_text(ops_device), PCRE2_MAJOR, PCRE2_MINOR,
             cJSON_Version());
 }
 

@@ -227,13 +227,6 @@ static void options_check_output(const Options *o) {
         die("%s: exists already; choose another name, or give --overwrite", out);
 }
 
-// Refuses a --dtype other than the op set's (`build`), except for plan and convert.
-static void options_check_dtype(const Options *o, DType build) {
-    if (o->verb == VERB_PLAN || o->verb == VERB_CONVERT || o->dtype == DTYPE_AUTO || o->dtype == (int)build) return;
-    options_refuse(o->verb, "--dtype is %s but this program was built for %s; build with make PRECISION=%s",
-                   dtype_name((DType)o->dtype), dtype_name(build), dtype_name((DType)o->dtype));
-}
-
 // Refuses values without effect for a model of this dtype (table without_meaning).
 static void options_check_storage(const Options *o, DType dtype) {
     for (size_t i = 0; i < WITHOUT_MEANING; i++) {

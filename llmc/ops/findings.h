@@ -5,6 +5,7 @@ unit.
 #ifndef LLMC_FINDINGS_H
 #define LLMC_FINDINGS_H
 #include "arena.h"
+#include "llmc/ranks/dist.h"
 #include "ops.h"
 
 static void find_host(TellFinding tell) {
@@ -16,14 +17,13 @@ static void find_host(TellFinding tell) {
         tell("host memory", FINDING_NOTE, "%s of %s: ulimit -v or -d allows no more; raise it", left, all);
     else
         tell("host memory", FINDING_OK, "%s of %s available", left, all);
-#ifdef HAVE_MPI
-    tell("MPI", FINDING_OK, "%s, %zu rank%s", MPI_LIBRARY, dist_ranks(),
-         dist_ranks() > 1 ? "s" : "; mpirun -n N starts several");
-#else
-    tell("MPI", FINDING_NOTE,
-         "one process only, because this program was built without MPI: install libopenmpi-dev and openmpi-bin, then "
-         "`make clean all` without PORTABLE=1");
-#endif
+    if (dist_library())
+        tell("MPI", FINDING_OK, "%s, %zu rank%s", dist_library(), dist_ranks(),
+             dist_ranks() > 1 ? "s" : "; mpirun -n N starts several");
+    else
+        tell("MPI", FINDING_NOTE,
+             "one process only, because this program was built without MPI: install libopenmpi-dev and openmpi-bin, "
+             "then `make clean all` without PORTABLE=1");
 }
 
 #endif

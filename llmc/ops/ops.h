@@ -279,7 +279,7 @@ typedef __attribute__((format(printf, 3, 4))) void (*TellFinding)(const char *na
 
 typedef struct Ops {
     const char *name;      // "cpu", "cuda", "dry"
-    const char *libraries; // libraries it was built with: "oneDNN 3.1.0, Open MPI 4.1.4"
+    const char *libraries; // libraries it was built with: "oneDNN 3.1.0"
     DType stored, summed;
     size_t chunk, logits_chunk; // default tokens of a chunk
     size_t row_multiple;        // elements: rows of logits are padded to a multiple of this
@@ -289,10 +289,20 @@ typedef struct Ops {
 #include "op_list.h" // each op with its contract
 } Ops;
 
+// Name of an op set's table: OPS_TABLE(cpu) is ops_cpu_bf16. An op set's object exports nothing else.
+#if defined(PRECISION_BF16)
+#define OPS_TABLE(device) ops_##device##_bf16
+#elif defined(PRECISION_DOUBLE)
+#define OPS_TABLE(device) ops_##device##_double
+#else
+#define OPS_TABLE(device) ops_##device##_fp32
+#endif
+
 #ifdef __cplusplus
 extern "C" {
 #endif
-extern const Ops *const ops_device; // the linked op set
+extern const Ops *const op_sets[]; // the linked op sets in order of preference, then NULL (scripts/op_sets.sh)
+extern const Ops *ops_device;      // the chosen op set; at first op_sets[0]
 #ifdef __cplusplus
 }
 #endif

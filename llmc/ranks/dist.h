@@ -1,6 +1,6 @@
 /*
 The processes of a run, on the host: who they are, small exchanges, and how they end together. MPI launches and connects
-them (dist_mpi.h, in the op set's translation unit). Tensors move by the collectives of ops.h, through MPI on the CPU
+them (dist.c). Tensors move by the collectives of ops.h, through MPI on the CPU
 and NCCL on GPUs.
 
 A process started without a launcher is alone: MPI is not initialised, and everything here is the identity. Functions
@@ -17,6 +17,8 @@ that names it.
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+const char *dist_library(void); // "Open MPI 4.1.4"; NULL: built without MPI
 
 // Joins the other processes if a launcher (mpirun, srun) started several. Call it first. From then on an error of any
 // rank ends the whole job with one message, and only rank 0 prints: notes and standard output of other ranks are
@@ -46,6 +48,40 @@ int dist_stop_point(int asks);
 // Refuses ranks that differ in `key`, a checksum of `what` ("data"), in their arguments or in their program.
 void dist_check(const char *what, uint64_t key);
 void dist_check_program(int argc, char **argv);
+
+// ---- for op sets: groups, pieces of tensors, waiting ----------------------------------------------------------------
+#define SPLITS_MOST   24                // most sizes of groups that share a stream
+#define STAGING_BYTES ((size_t)4 << 20) // staging memory of collectives; larger tensors are cut into pieces
+
+World dist_world(void);                // this rank, in the groups that dist_split chose
+size_t dist_splits(void);              // number of sizes of groups made so far, at most SPLITS_MOST
+size_t dist_split_chosen(void);        // number of the chosen size
+size_t dist_split_ranks(size_t split); // ranks of a group of this size
+char *dist_staging(void);              // [STAGING_BYTES] host memory
+
+// Starts to send bytes of host memory to a rank of the group, or to receive them. dist_wait completes all of them.
+void dist_send(RankGroup group, const void *data, size_t bytes, size_t peer);
+void dist_receive(RankGroup group, void *data, size_t bytes, size_t peer);
+void dist_wait(const char *what);
+void dist_end_failed(void); // aborts all ranks if this rank has failed; for exit handlers
+
+#define WATCH_YIELD 0.01 // s of polling before a waiting rank pauses between polls
+
+typedef struct {
+    double begin;   // s
+    double asked;   // s: time of the last question; at first begin
+    double still;   // s: time since which all ranks have answered and none has moved; 0: unknown
+    int unanswered; // 1: the last question still awaits answers
+} Wait;
+
+// Answers the ranks that ask. Call it between two pieces of this rank's work.
+void watch_at_work(void);
+Wait wait_from(double begin); // a wait that began at `begin` seconds
+// Asks other ranks and answers them, between two polls of what this rank waits for
+void watch_wait(Wait *wait);
+void watch_pause(void);              // sleeps between two polls
+double watch_timeout(void);          // s, of dist_timeout
+void watch_moved(const char *where); // records progress: from now on this rank waits for `where`
 
 #ifdef __cplusplus
 }

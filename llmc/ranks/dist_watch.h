@@ -1,12 +1,12 @@
 /*
-How a rank waits for other ranks, and which of several failing ranks reports. Part of dist_mpi.h.
+How a rank waits for other ranks, and which of several failing ranks reports. Part of dist.c.
 
 Waiting means polling MPI requests, so a waiting rank still listens, on a communicator of its own. A working rank
 listens between pieces of work (watch_at_work). A rank that waits long asks the other ranks, WATCH_ASKS times within
 --timeout. A rank that has not answered by then hangs, was stopped, or is busy with one thing (a file, a reward command)
 for too long; the message names it. If all ranks answer but none has moved, they wait for each other, or for a network
 that is down. There is no limit on waiting for a rank that answers and makes progress. To poll something other than MPI
-(GPUs), call watch_begin, then watch_wait between polls.
+(GPUs), call watch_moved, then watch_wait between polls.
 */
 #ifndef LLMC_DIST_WATCH_H
 #define LLMC_DIST_WATCH_H
@@ -20,7 +20,6 @@ that is down. There is no limit on waiting for a rank that answers and makes pro
 #include <signal.h>
 #include <unistd.h>
 
-#define WATCH_YIELD   0.01 // s of polling before a waiting rank pauses between polls
 #define WATCH_LISTEN  0.02 // s between two polls of a working rank
 #define WATCH_ASKS    4    // questions to the other ranks within --timeout
 #define WATCH_SILENCE 5.0  // s in which another rank's error should end this rank
@@ -95,7 +94,7 @@ static void watch_listen(void) {
 }
 
 // Answers the ranks that ask. Call it between two pieces of this rank's work.
-static void watch_at_work(void) {
+void watch_at_work(void) {
     const double now = seconds_now();
     if (!watch.ranks || now - watch.listened < WATCH_LISTEN) return;
     watch.listened = now;
@@ -103,7 +102,7 @@ static void watch_at_work(void) {
     watch_listen();
 }
 
-static void watch_pause(void) {
+void watch_pause(void) {
     const struct timespec pause = {0, 50000};
     nanosleep(&pause, NULL);
 }
@@ -159,18 +158,6 @@ static void watch_before_end(void) {
 }
 
 // ---- waiting --------------------------------------------------------------------------------------------------------
-typedef struct {
-    double begin;   // s
-    double asked;   // s: time of the last question; at first begin
-    double still;   // s: time since which all ranks have answered and none has moved; 0: unknown
-    int unanswered; // 1: the last question still awaits answers
-} Wait;
-
-static Wait wait_from(double begin) {
-    const Wait wait = {begin, begin, 0, 0};
-    return wait;
-}
-
 // Lists the ranks that have not answered: "rank 1 on A, rank 2 on B and 5 more". Returns how many.
 static size_t watch_missing(char *names, size_t size) {
     size_t missing = 0;
@@ -212,14 +199,20 @@ static void watch_judge(Wait *w, double now) {
     w->still = w->asked;
 }
 
-static Wait watch_begin(const char *what) {
-    snprintf(watch.own.where, sizeof(watch.own.where), "%s", what);
+double watch_timeout(void) { return watch.timeout; }
+
+void watch_moved(const char *where) {
+    snprintf(watch.own.where, sizeof(watch.own.where), "%s", where);
     watch.own.moves++;
+}
+
+static Wait watch_begin(const char *what) {
+    watch_moved(what);
     return wait_from(seconds_now());
 }
 
 // Asks other ranks and answers them, between two polls of a request.
-static void watch_wait(Wait *w) {
+void watch_wait(Wait *w) {
     const double now = seconds_now();
     if (now - w->begin < WATCH_YIELD) {
         sched_yield();

@@ -51,6 +51,17 @@ static void metrics_json(JsonOut *json, const Metrics *m, const char *prefix) {
     }
 }
 
+// Returns " on the CPU" or " on" with the GPU's name if this program could have taken either, else "".
+static const char *taken_device_text(const Run *run) {
+    static char text[80];
+    int several = 0;
+    for (size_t i = 0; op_sets[i]; i++) several |= strcmp(op_sets[i]->name, ops_device->name) != 0;
+    const Verb verb = run->options->verb;
+    if (!several || verb == VERB_PLAN || verb == VERB_CONVERT || verb == VERB_INFO) return "";
+    snprintf(text, sizeof(text), " on %s", *ops_device->device_name() ? ops_device->device_name() : "the CPU");
+    return text;
+}
+
 // Prints the model and what is trained.
 static void report_model(FILE *out, const Run *run) {
     const Config *c = &run->model.config;
@@ -62,7 +73,8 @@ static void report_model(FILE *out, const Run *run) {
         fprintf(out, ", %s active", human_count(model_active(&run->model)));
     fprintf(out, ", %zu layers of %zu", c->num_hidden_layers, c->hidden_size);
     if (!run->settings.backward) fprintf(out, ", vocabulary %zu", c->vocab_size);
-    fprintf(out, ", %s%s", dtype_name(run->model.dtype), run->settings.storage ? " with matrices in 4 bits" : "");
+    fprintf(out, ", %s%s%s", dtype_name(run->model.dtype), taken_device_text(run),
+            run->settings.storage ? " with matrices in 4 bits" : "");
     if (run->settings.backward) fputs(lora->rank ? "; trained:" : "; trained: all", out);
     if (lora->rank) {
         lora_ranks(lora, &least, &most);

@@ -231,7 +231,6 @@ static void run_open_model(Run *run, const Options *options, const char *model) 
     run->memory_at_start = ops_device->memory_peak();
     run->options = options;
     run->text = options->json && is_main_rank() ? stderr : stdout;
-    options_check_dtype(options, ops_device->stored);
     if (!init && !model)
         model = model_path_find(hub_path_find("--model", options->model, hub, options->quiet), found, options->quiet,
                                 options->verb != VERB_PLAN);
@@ -277,14 +276,14 @@ static void check_positions(const Run *run, size_t T, const char *what) {
          what, T, c->max_position_embeddings, scaling_text(c, T, scaling));
 }
 
-// Notes that weights take more bytes in a build of a wider type.
+// Notes that weights take more bytes in a run of a wider type.
 static void run_note_growth(const Run *run) {
     const DType type = run->source ? run->source->dtype : run->model.dtype, own = run->model.dtype;
     const char *was = human_bytes((double)run->model.elements * (double)dtype_size(type));
     const char *is = human_bytes((double)run->model.elements * (double)dtype_size(own));
     if (dtype_size(type) >= dtype_size(own) || run->storage.format) return;
-    note("the weights are %s, %s; this build has them in %s, %s (make PRECISION=bf16 builds one that keeps bf16)",
-         dtype_name(type), was, dtype_name(own), is);
+    note("the weights are %s, %s; this run has them in %s, %s (--dtype bf16 keeps bf16)", dtype_name(type), was,
+         dtype_name(own), is);
 }
 
 // Opens the model, with settings for a pass over it. `model`: see run_open_model

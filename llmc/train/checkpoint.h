@@ -403,8 +403,8 @@ static void load_weights(CheckpointPass *p) {
             (int)strcspn(saved + i, ","), saved + i, (int)strcspn(wanted + i, ","), wanted + i);
     }
     if (source->dtype != model->dtype)
-        die("%s: holds %s weights, this program trains in %s; resume with a program that make PRECISION=%s builds",
-            path, dtype_name(source->dtype), dtype_name(model->dtype), dtype_name(source->dtype));
+        die("%s: holds %s weights, this run trains in %s; resume with --dtype %s", path, dtype_name(source->dtype),
+            dtype_name(model->dtype), dtype_name(source->dtype));
     load_sections(p, MANIFEST_MODEL, &source->files[0], flat_header_bytes(model));
     model_copy_constants(model, &source->model);
     weights_close(source);
@@ -422,7 +422,7 @@ static void load_adapters(CheckpointPass *p) {
     BaseKey base = adapter_recorded_base(&source->files[0]);
     adapter_check_base(path, &base, &t->base, t->base_path);
     if (source->dtype != saved_type(t))
-        die("%s: holds adapters in %s, this run uses %s; resume with the same PRECISION and --master", path,
+        die("%s: holds adapters in %s, this run uses %s; resume with the same --dtype and --master", path,
             dtype_name(source->dtype), dtype_name(saved_type(t)));
     weights_load(source, t->model, t->weights_sharding, t->ops, t->weights); // rounds the master weights
     pass_advance(p, file_sections(t, MANIFEST_MODEL).bytes / t->weights_sharding.ranks);

@@ -86,7 +86,7 @@ static void doctor_json(void) {
     json_text(&json, "commit", program_commit());
     json_text(&json, "op_set", ops_device->name);
     json_text(&json, "dtype", dtype_name(ops_device->stored));
-    json_text(&json, "libraries", ops_device->libraries);
+    json_text(&json, "libraries", libraries_text(ops_device));
     json_size(&json, "ranks", dist_ranks());
     json_size(&json, "wrong", doctor.wrong);
     json_size(&json, "not_checked", doctor.not_checked);
@@ -256,7 +256,7 @@ static void look_at_machine(DoctorRow *row, size_t i) {
                    problem ? problem : "this rank's machine has faults: run doctor there to list them");
     else
         doctor_say(row, FINDING_OK, "op set %s, %s, %s", doctor.ops->name, dtype_name(doctor.ops->stored),
-                   doctor.ops->libraries);
+                   libraries_text(doctor.ops));
     if (doctor.wrong && is_main_rank()) *row->name = 0;
 }
 
@@ -552,7 +552,6 @@ static void look_at_collective(DoctorRow *row, size_t i) {
 // ---- the verb ------------------------------------------------------------------------------------------------------
 static void doctor_begin(const Options *o) {
     pthread_t thread;
-    options_check_dtype(o, ops_device->stored);
     doctor.options = o, doctor.text = o->json && is_main_rank() ? stderr : stdout;
     doctor.config = config_from_text(o->init ? o->init : DOCTOR_MODEL, "--init", EXIT_USAGE);
     if (!doctor.ops) doctor.ops = ops_device;

@@ -431,7 +431,7 @@ static int verb_plan(const Options *given) {
         return status;
     }
     if (limit && !o->quiet && o->dtype == DTYPE_AUTO && run.model.dtype != DTYPE_BF16)
-        note("planned in %s, the type of this build; to plan for a GPU, give --machine CARD or --dtype bf16",
+        note("planned in %s; to plan for a GPU, give --machine CARD or --dtype bf16",
              dtype_name(run.model.dtype));
     plan_choose_length(&run, o, &lengths, limit);
     r.bounds = plan_bounds(&run, &data, limit);

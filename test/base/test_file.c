@@ -30,7 +30,7 @@ static int noting_fsync(int fd) {
 #include "llmc/files/checkpoint_folder.h"
 #undef fsync
 
-__attribute__((weak)) const Ops *const ops_device = NULL; // no tensors here
+__attribute__((weak)) const Ops *ops_device = NULL; // no tensors here
 
 static void write_output(const char *path, const char *text) {
     OutputFile file;

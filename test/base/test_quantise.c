@@ -6,7 +6,7 @@ golden value check cases that the file lacks.
 #include "child.h"
 #include "llmc/base/quantise.h"
 
-__attribute__((weak)) const Ops *const ops_device = NULL; // no tensors here
+__attribute__((weak)) const Ops *ops_device = NULL; // no tensors here
 
 static const char *golden; // read position
 

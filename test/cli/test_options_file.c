@@ -1,7 +1,7 @@
 // --config: what files of lines, JSON and a run's log set, and what is refused of them.
 #include "option_lines.h"
 
-__attribute__((weak)) const Ops *const ops_device = NULL; // no tensors here
+__attribute__((weak)) const Ops *ops_device = NULL; // no tensors here
 
 // Appends " --config" and the path of a file with this text to the line.
 static const char *with_file(const char *line, const char *name, const char *text) {

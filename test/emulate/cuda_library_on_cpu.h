@@ -1,5 +1,5 @@
 /*
-Op set "cuda"'s library calls, from op set "cpu" (linked under the name ops_cpu_device): memory, matrix products and
+Op set "cuda"'s library calls, from op set "cpu" (linked, too): memory, matrix products and
 collectives. Biases use our own kernels (llmc/ops/cuda/bias.cuh). With HAVE_CUDNN also cuDNN's attention, in plain loops
 that round and overwrite as cuDNN does; it refuses head sizes of 8 modulo 16.
 */
@@ -7,7 +7,7 @@ that round and overwrite as cuDNN does; it refuses head sizes of 8 modulo 16.
 #define TEST_CUDA_LIBRARY_ON_CPU_H
 #include "llmc/ops/cuda/bias.cuh"
 
-extern "C" const Ops *const ops_cpu_device;
+extern "C" const Ops OPS_TABLE(cpu);
 
 // For CALL of testing.h
 extern "C" void cuda_on_cpu_turn_order(void);
@@ -25,10 +25,10 @@ template <typename Work> static auto library_call(const char *op, Work work) -> 
 }
 
 #define OP_HOST(type, op, parameters, arguments)                                                                       \
-    static type cuda_##op parameters { return ops_cpu_device->op arguments; }
+    static type cuda_##op parameters { return OPS_TABLE(cpu).op arguments; }
 #define OP_MEMORY(type, op, parameters, arguments, tensors)                                                            \
     static type cuda_##op parameters {                                                                                 \
-        return library_call(#op, [=] { return ops_cpu_device->op arguments; });                                        \
+        return library_call(#op, [=] { return OPS_TABLE(cpu).op arguments; });                                         \
     }
 #define OP_GRAPH(...)
 #define OP(...)
@@ -41,23 +41,23 @@ static void cuda_linear_forward(Stored *out, const Stored *x, const Stored *weig
                                 const Stored *residual, size_t n, size_t C, size_t OC, size_t stride) {
     const bool apart = bias && sizeof(floatX) == 4; // as if cuBLASLt took no bias; in bf16 that rounds twice
     cuda_on_cpu::submit(launch_stream, [=] {
-        ops_cpu_device->linear_forward(out, x, weight, apart ? NULL : bias, residual, n, C, OC, stride);
+        OPS_TABLE(cpu).linear_forward(out, x, weight, apart ? NULL : bias, residual, n, C, OC, stride);
     });
     if (apart) bias_add((floatX *)out, bias, n, OC, stride);
 }
 static void cuda_linear_backward_input(Stored *dx, const Stored *dout, const Stored *weight, size_t n, size_t C,
                                        size_t OC, size_t stride, int accumulate) {
-    ops_cpu_device->linear_backward_input(dx, dout, weight, n, C, OC, stride, accumulate);
+    OPS_TABLE(cpu).linear_backward_input(dx, dout, weight, n, C, OC, stride, accumulate);
 }
 static void cuda_linear_backward_weight(Summed *dweight, Summed *dbias, const Stored *dout, const Stored *x, size_t n,
                                         size_t C, size_t OC, size_t stride) {
-    ops_cpu_device->linear_backward_weight(dweight, NULL, dout, x, n, C, OC, stride);
+    OPS_TABLE(cpu).linear_backward_weight(dweight, NULL, dout, x, n, C, OC, stride);
     if (dbias) bias_backward(dbias, dout, n, OC, stride);
 }
 static void cuda_router_logits(Summed *logits, const Stored *x, const Stored *weight, const Stored *bias, size_t n,
                                size_t C, size_t E, int accumulate) {
     cuda_on_cpu::submit(launch_stream,
-                        [=] { ops_cpu_device->router_logits(logits, x, weight, NULL, n, C, E, accumulate); });
+                        [=] { OPS_TABLE(cpu).router_logits(logits, x, weight, NULL, n, C, E, accumulate); });
     if (bias) bias_add((float *)logits, bias, n, E, E);
 }
 

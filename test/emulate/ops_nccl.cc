@@ -1,8 +1,9 @@
 /*
 Op set "nccl" of the tests: memory, transfers, matrix products and collectives of op set "cuda" over pretended calls of
-CUDA, cuBLASLt and NCCL (nccl_on_mpi.h, cublas_on_cpu.h). Other ops are those of op set "cpu", linked under the name
-ops_cpu_device, each launched like a kernel.
+CUDA, cuBLASLt and NCCL (nccl_on_mpi.h, cublas_on_cpu.h). Other ops are those of op set "cpu", linked, too, each
+launched like a kernel.
 */
+#define OP_SET
 #include "nccl_on_mpi.h"
 #include "cublas_on_cpu.h"
 #define PINNED_PIECE ((size_t)4 << 20)
@@ -12,7 +13,7 @@ ops_cpu_device, each launched like a kernel.
 
 // ---- kernels --------------------------------------------------------------------------------------------------------
 typedef float floatX;
-extern "C" const Ops *const ops_cpu_device;
+extern "C" const Ops OPS_TABLE(cpu);
 
 static const bool listed = (kernels.list[kernels.count++] = (const void *)any_kernel, true);
 
@@ -58,7 +59,7 @@ static void *nccl_on_mpi_symbol(const char *name) {
 #define OP(type, op, parameters, arguments, touches)                                                                   \
     static type kernel_##op parameters {                                                                               \
         launch(#op);                                                                                                   \
-        return ops_cpu_device->op arguments;                                                                           \
+        return OPS_TABLE(cpu).op arguments;                                                                            \
     }
 #define OP_HOST(...)
 #define OP_MEMORY(...)
@@ -93,16 +94,15 @@ static Ops ops_nccl_make(void) {
 #define OP(type, op, ...)        ops.op = kernel_##op;
 #define OP_HOST(type, op, ...)   ops.op = cuda_##op;
 #define OP_MEMORY(type, op, ...) ops.op = cuda_##op;
-#define OP_SCRATCH(op, ...)      ops.op = ops_cpu_device->op;
+#define OP_SCRATCH(op, ...)      ops.op = OPS_TABLE(cpu).op;
 #include "llmc/ops/op_list.h"
     ops.copy_out = copy_out_after_kernels;
     ops.linear_forward = cuda_linear_forward, ops.linear_backward_input = cuda_linear_backward_input;
     ops.linear_backward_weight = cuda_linear_backward_weight, ops.router_logits = cuda_router_logits;
     return ops;
 }
-static const Ops ops_nccl = ops_nccl_make();
 
 extern "C" {
-extern const Ops *const ops_device;
-const Ops *const ops_device = &ops_nccl;
+extern const Ops OPS_TABLE(nccl);
+const Ops OPS_TABLE(nccl) = ops_nccl_make();
 }

@@ -13,8 +13,8 @@ extern "C" {
 }
 
 extern "C" {
-extern const Ops *const ops_device;
-const Ops *const ops_device = NULL; // no tensors here
+extern const Ops *ops_device;
+const Ops *ops_device = NULL; // no tensors here
 void cuda_on_cpu_turn_order(void) { cuda_on_cpu::turn_order(); }
 }
 

@@ -8,9 +8,10 @@ mkdir -p build/fuzz
 printf 'int LLVMFuzzerTestOneInput(const char *a, unsigned long b);\nint LLVMFuzzerTestOneInput(const char *a, unsigned long b) { return a && b > 9; }\n' |
     $clang -fsanitize=fuzzer -x c - -o build/fuzz/try 2>/dev/null ||
     { echo "fuzz: $clang has no libFuzzer; install clang and its compiler-rt, or name another with CLANG="; exit 1; }
+scripts/op_sets.sh cpu_fp32 >build/fuzz/op_sets.c
 $clang -std=gnu11 -D_GNU_SOURCE -DPRECISION_FP32 -DFUZZING -O1 -g -Wno-unused-function -I. -fno-sanitize-recover=all \
     -fsanitize=fuzzer,address,undefined -fno-sanitize=null,object-size,pointer-overflow,alignment \
-    -march=native -Wno-format-zero-length test/fuzz/test_fuzz.c llmc/ops/cpu/ops_cpu.c -lcmocka -lcjson -lm -pthread -o build/fuzz/fuzz || exit 1
+    -march=native -Wno-format-zero-length test/fuzz/test_fuzz.c llmc/ops/cpu/ops_cpu.c llmc/ranks/dist.c build/fuzz/op_sets.c -lcmocka -lcjson -lm -pthread -o build/fuzz/fuzz || exit 1
 export ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 FUZZ_SEEDS FUZZ_TARGET
 export TMPDIR=$([ -w /dev/shm ] && echo /dev/shm || echo /tmp)
 status=0

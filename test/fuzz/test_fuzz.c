@@ -105,7 +105,7 @@ __attribute__((noreturn)) static void fuzz_exit(int code) {
 #include "test/data/shard_writer.h"
 #include "llmc/train/trainer_setup.h"
 static const Ops no_ops = {.name = "none", .libraries = "", .stored = DTYPE_FP32, .summed = DTYPE_FP32};
-__attribute__((weak)) const Ops *const ops_device = &no_ops; // no tensors here
+__attribute__((weak)) const Ops *ops_device = &no_ops; // no tensors here
 
 typedef struct {
     const char *name, *file; // the name of the input in the target's folder

@@ -9,10 +9,10 @@ Both op sets round their results to floatX, each within one rounding of the trut
 #include "test/base/testing.h"
 #include "llmc/ops/cuda/cudnn_attention.h"
 
-extern const Ops *const ops_cpu_device;
+extern const Ops OPS_TABLE(cpu);
 
-#define REFERENCE(op)        ops_cpu_device->op
-#define SCRATCH_FOR(op, ...) larger(ops->op##_scratch(__VA_ARGS__), ops_cpu_device->op##_scratch(__VA_ARGS__))
+#define REFERENCE(op)        OPS_TABLE(cpu).op
+#define SCRATCH_FOR(op, ...) larger(ops->op##_scratch(__VA_ARGS__), OPS_TABLE(cpu).op##_scratch(__VA_ARGS__))
 enum { TWINS_ARE_DOUBLE = 0, SLACK = 2 };
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 #include "cases.h"
@@ -277,7 +277,7 @@ TEST(beyond_2_to_the_31) {
 }
 
 int main(int argc, char **argv) {
-    check.ops = ops = gpu = ops_device, cpu = ops_cpu_device;
+    check.ops = ops = gpu = ops_device, cpu = &OPS_TABLE(cpu);
     if (strcmp(gpu->name, "cuda") != 0 || gpu->stored != cpu->stored) return 1;
     RUN_LISTED(argc, argv, NULL);
 }

@@ -10,8 +10,6 @@ panels of columns, which are whole lines.
 #include "llmc/model/config.h"
 #include "llmc/ops/cpu/product_plain.h"
 
-static void watch_at_work(void) {} // of the whole op set
-
 enum { THREADS_MOST = 64 };
 
 // Adds a product's time to *time, and its threads' mean work to *mean.

@@ -3,7 +3,7 @@
 #include "test/data/answer_files.h"
 #include "llmc/data/prefetch.h"
 
-__attribute__((weak)) const Ops *const ops_device = NULL; // no tensors here
+__attribute__((weak)) const Ops *ops_device = NULL; // no tensors here
 
 #define RANKS        6
 #define MOST_BATCHES 40 // in a step of samples

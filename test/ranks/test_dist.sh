@@ -103,7 +103,7 @@ cat >"$WORK/waits.c" <<'EOF'
 #include <signal.h>
 #include <unistd.h>
 #else
-#include "llmc/ranks/dist_mpi.h"
+#include "llmc/ranks/dist.c"
 #endif
 static int is(const char *what, const char *word) { return !strcmp(what, word); }
 // waits WHAT [WHAT of rank 1]

@@ -6,7 +6,7 @@ the command: `test_reward --answer HOW` reads lines {"n": 12, "text": "..."} and
 #include "test/base/child.h"
 #include "llmc/train/reward.h"
 
-__attribute__((weak)) const Ops *const ops_device = NULL; // no tensors here
+__attribute__((weak)) const Ops *ops_device = NULL; // no tensors here
 
 static char own_path[PATH_MAX]; // of this program
 

@@ -54,7 +54,14 @@ check "a pipe gets rows as they end: $row" [ -n "$row" -a "$(grep -c '^doctor ' 
 succeeds doctor --init $TINY --seq-len 3 --quiet
 check 'a quiet one is the verdict and notes' [ "$(grep -cvE '^(doctor|note) ' "$WORK/out")" = 0 ]
 succeeds --version
-says out '^streambp.c [0-9a-z.]*, commit ' "^build      $TEST_DEVICE\|cuda, $TEST_PRECISION, " '^libraries  .*MPI.*, PCRE2 [0-9.]*, cJSON [0-9.]*$'
+says out '^streambp.c [0-9a-z.]*, commit ' "^build      \($TEST_DEVICE\|cuda\) $TEST_PRECISION, " '^libraries  .*MPI.*, PCRE2 [0-9.]*, cJSON [0-9.]*$'
+
+# ---- types and devices (one_program: a program of several types) --------------------------------------------------------------
+other=fp32
+[ $TEST_PRECISION = fp32 ] && other=bf16
+refuses 2 "^train: --device auto --dtype $other is not in this program, which has [a-z]* $TEST_PRECISION; make builds it" bp --init $TINY --dtype $other
+refuses 2 'not in this program, .*; make PRECISION=double builds it' eval --init $TINY --data $SHARD --dtype double
+[ $TEST_DEVICE = gpu ] || refuses 2 '^train: --device cuda --dtype auto is not in this program, .*; make BACKEND=all builds it' bp --init $TINY --device cuda
 
 # ---- models -----------------------------------------------------------------------------------------------------------------
 refuses 1 'nothing_here' bp --model $WORK/nothing_here

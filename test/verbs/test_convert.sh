@@ -113,7 +113,7 @@ check 'shards of at most 50 KB' [ "$(ls "$WORK/shards" | grep -c 'model-0000[12]
 check 'config.json has the type that was chosen' grep -q '"dtype": "bfloat16"' "$WORK/shards/config.json"
 succeeds convert --model "$WORK/shards" --to flat --out "$WORK/flat"
 succeeds eval --model "$WORK/flat" --data $SHARD --seq-len 64 --val-steps 1
-says err 'note: the weights are bf16, .*B; this build has them in fp32, .*B (make PRECISION=bf16 builds one'
+says err 'note: the weights are bf16, .*B; this run has them in fp32, .*B (--dtype bf16 keeps bf16)$'
 check '--to flat: a file, whatever its name' [ -f "$WORK/flat" ]
 succeeds convert --model $GOLDEN/gpt2 --to llmc --out "$WORK/llmc" --json
 check 'a file as llm.c reads it' [ "$(json format) $(json files)" = 'llmc 1' ]

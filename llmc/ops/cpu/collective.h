@@ -4,7 +4,7 @@ order. This is as late as the contract allows, so reading or overwriting a tenso
 */
 #ifndef LLMC_CPU_COLLECTIVE_H
 #define LLMC_CPU_COLLECTIVE_H
-#include "llmc/ranks/dist_mpi.h"
+#include "llmc/ranks/dist.h"
 #include "precision.h"
 
 typedef enum { REDUCE_SCATTER, ALL_GATHER, EXCHANGE } CollectiveKind;
@@ -22,7 +22,6 @@ typedef struct {
 static Collective queue[COLLECTIVES];
 static int64_t asked, done; // queue[i % COLLECTIVES] with done <= i < asked is waiting
 
-#ifdef HAVE_MPI
 // Returns a piece of a part. All three collectives send directly from rank to rank, in pieces: MPI needs no memory of
 // the tensor's size, and nothing is sent twice. Each rank begins with its neighbour, so that not all ranks send to the
 // same rank first.
@@ -31,20 +30,10 @@ static Range piece_of(Range p, size_t begin, size_t most) {
     return piece;
 }
 
-// Starts sending a piece to a peer, or receiving a piece, as request n; returns the number of requests.
-static int move_piece(int n, const Collective *c, int sends, void *data, size_t bytes, size_t peer) {
-    if (!bytes) return n;
-    if (sends)
-        MPI_Isend(data, (int)bytes, MPI_BYTE, (int)peer, 0, job.group[c->group], &job.request[n]);
-    else
-        MPI_Irecv(data, (int)bytes, MPI_BYTE, (int)peer, 0, job.group[c->group], &job.request[n]);
-    return n + 1;
-}
-
 // Adds to x[count], in rank order, the terms of all ranks. Terms of another rank r begin at staging[r * stride].
 static void add_terms(floatS *x, size_t count, size_t stride, size_t ranks, size_t rank) {
     enum { BLOCK = 1024 };
-    const floatS *staging = (const floatS *)(const void *)job.staging;
+    const floatS *staging = (const floatS *)(const void *)dist_staging();
 #pragma omp parallel for schedule(static)
     for (size_t begin = 0; begin < count; begin += BLOCK) {
         const size_t n = min_size(BLOCK, count - begin);
@@ -60,22 +49,21 @@ static void add_terms(floatS *x, size_t count, size_t stride, size_t ranks, size
 // Runs a reduce-scatter (sends pieces of the other ranks' parts, to be added there) or an all-gather (sends this rank's
 // part).
 static void run_parts(const Collective *c) {
-    const size_t ranks = ranks_in(job_world(), c->group), rank = rank_in(job_world(), c->group), size = c->size;
+    const size_t ranks = ranks_in(dist_world(), c->group), rank = rank_in(dist_world(), c->group), size = c->size;
     const int reduces = c->kind == REDUCE_SCATTER;
     const size_t most = max_size(STAGING_BYTES / size / (reduces ? ranks : 1), 1);
     const Range own = shard_range(c->count, c->unit, ranks, rank);
     for (size_t begin = 0; begin < shard_range_max(c->count, c->unit, ranks); begin += most) {
         const Range mine = piece_of(own, begin, most);
-        int n = 0;
         for (size_t i = 1; i < ranks; i++) {
             const size_t to = (rank + i) % ranks, from = (rank + ranks - i) % ranks;
             const Range theirs = piece_of(shard_range(c->count, c->unit, ranks, reduces ? to : from), begin, most);
             const Range out = reduces ? theirs : mine, in = reduces ? mine : theirs;
-            char *place = reduces ? job.staging + from * most * size : c->x + in.begin * size;
-            n = move_piece(n, c, 0, place, in.count * size, from);
-            n = move_piece(n, c, 1, c->x + out.begin * size, out.count * size, to);
+            char *place = reduces ? dist_staging() + from * most * size : c->x + in.begin * size;
+            dist_receive(c->group, place, in.count * size, from);
+            dist_send(c->group, c->x + out.begin * size, out.count * size, to);
         }
-        wait_all(job.request, n, reduces ? "a reduce-scatter" : "an all-gather");
+        dist_wait(reduces ? "a reduce-scatter" : "an all-gather");
         if (reduces) add_terms((floatS *)(void *)c->x + mine.begin, mine.count, most, ranks, rank);
     }
 }
@@ -85,20 +73,19 @@ static void run_exchange(const Collective *c) {
     for (size_t i = 0; i < c->count; i++)
         longest = max_size(longest, max_size(c->message[i].in_bytes, c->message[i].out_bytes));
     for (size_t begin = 0; begin < longest; begin += STAGING_BYTES) {
-        int n = 0;
         for (size_t i = 0; i < c->count; i++) {
             const Message *p = &c->message[i];
             const Range in = {0, p->in_bytes}, out = {0, p->out_bytes};
-            n = move_piece(n, c, 0, (char *)p->in + begin, piece_of(in, begin, STAGING_BYTES).count, p->peer);
-            n = move_piece(n, c, 1, (char *)p->out + begin, piece_of(out, begin, STAGING_BYTES).count, p->peer);
+            dist_receive(c->group, (char *)p->in + begin, piece_of(in, begin, STAGING_BYTES).count, p->peer);
+            dist_send(c->group, (char *)p->out + begin, piece_of(out, begin, STAGING_BYTES).count, p->peer);
         }
-        wait_all(job.request, n, "an exchange");
+        dist_wait("an exchange");
     }
 }
 
 static void cpu_await(int64_t ticket) {
     static void (*const run[])(const Collective *) = {run_parts, run_parts, run_exchange};
-    const size_t chosen = job.sp;
+    const size_t chosen = dist_world().sp;
     for (; done < ticket; done++) {
         const Collective *c = &queue[done % COLLECTIVES];
         dist_split(c->sp);
@@ -107,14 +94,10 @@ static void cpu_await(int64_t ticket) {
     dist_split(chosen);
 }
 
-#else
-static void cpu_await(int64_t ticket) { done = ticket; } // there are no other ranks
-#endif
-
 static int64_t enqueue(CollectiveKind kind, RankGroup group, void *x, size_t count, size_t unit, size_t size) {
     if (asked - done == COLLECTIVES) cpu_await(done + 1);
     Collective *c = &queue[asked % COLLECTIVES];
-    c->kind = kind, c->group = group, c->sp = job.sp;
+    c->kind = kind, c->group = group, c->sp = dist_world().sp;
     c->x = (char *)x, c->count = count, c->unit = unit, c->size = size;
     return ++asked;
 }

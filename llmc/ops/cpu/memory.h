@@ -7,8 +7,7 @@ be generous. Huge pages are requested: fewer TLB misses and far cheaper first to
 #include <sys/mman.h>
 #include "llmc/ops/arena.h"
 #include "llmc/ops/disk.h"
-
-static void watch_at_work(void); // dist_watch.h
+#include "llmc/ranks/dist.h"
 
 #define HUGE_PAGE ((size_t)2 << 20)
 

@@ -1,7 +1,8 @@
 /*
 Op set "cpu": fills the table of ops.h. Each op family has a file, forward and backward together. This file is compiled
-once per precision (precision.h) and linked to the driver.
+once per precision (precision.h) and linked to the driver; its object exports the table alone.
 */
+#define OP_SET // takes what utils.h shares from the program
 #ifndef _DEFAULT_SOURCE
 #define _DEFAULT_SOURCE // for MAP_ANONYMOUS, madvise
 #endif
@@ -83,9 +84,10 @@ static const char *cpu_attention_library(size_t NH, size_t NKV, size_t HD, size_
 #define ONEDNN_LIBRARY "without oneDNN"
 #endif
 
-static const Ops ops_cpu = {
+extern const Ops OPS_TABLE(cpu);
+const Ops OPS_TABLE(cpu) = {
     .name = "cpu",
-    .libraries = ONEDNN_LIBRARY ", " MPI_LIBRARY,
+    .libraries = ONEDNN_LIBRARY,
     .stored = FLOATX_DTYPE,
     .summed = sizeof(floatS) == 8 ? DTYPE_FP64 : DTYPE_FP32,
     .chunk = 1024,
@@ -95,5 +97,3 @@ static const Ops ops_cpu = {
 #define OP(type, op, ...) .op = cpu_##op,
 #include "llmc/ops/op_list.h"
 };
-
-const Ops *const ops_device = &ops_cpu;

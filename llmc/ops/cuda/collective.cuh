@@ -19,7 +19,7 @@ order; NVLS and CollNet add in the network's switches.
 */
 #ifndef LLMC_CUDA_COLLECTIVE_CUH
 #define LLMC_CUDA_COLLECTIVE_CUH
-#include "llmc/ranks/dist_mpi.h"
+#include "llmc/ranks/dist.h"
 #include "memory.cuh"
 
 #ifdef HAVE_NCCL
@@ -105,7 +105,7 @@ static bool event_happened(cudaEvent_t event) {
     return true;
 }
 
-// ---- waiting while watching the other ranks (dist_watch.h) ----------------------------------------------------------
+// ---- waiting while watching the other ranks (dist.h) ----------------------------------------------------------------
 // Ends the job if NCCL has failed. Returns the collective that waits for other ranks, or does not end; NULL while the
 // device computes on its own.
 static const Collective *collective_stalled(void) {
@@ -120,8 +120,9 @@ static const Collective *collective_stalled(void) {
     const Collective *first = &collectives.ring[collectives.done % IN_FLIGHT];
     int64_t ticket = collectives.done < collectives.asked && event_happened(first->ready) ? collectives.done + 1 : 0;
     if (ticket && ticket != collectives.stalled) { // answers other ranks that ask whether this rank is alive
-        snprintf(watch.own.where, sizeof(watch.own.where), "%s, no. %lld", first->what, (long long)ticket);
-        watch.own.moves++;
+        char where[64];
+        snprintf(where, sizeof(where), "%s, no. %lld", first->what, (long long)ticket);
+        watch_moved(where);
     }
     collectives.stalled = ticket;
     return ticket ? first : NULL;
@@ -141,7 +142,7 @@ static void event_wait(cudaEvent_t event) {
             watch_wait(&wait);
             continue;
         }
-        if (wait.begin - begin < watch.timeout) watch_at_work();
+        if (wait.begin - begin < watch_timeout()) watch_at_work();
         if (wait.begin - begin < WATCH_YIELD)
             sched_yield();
         else
@@ -173,7 +174,7 @@ static ncclComm_t communicator_of(RankGroup group);
 // Makes a group's communicator. From NCCL 2.18 on, smaller groups are split off the communicator of all ranks, whose
 // channels and buffers they share.
 static ncclComm_t communicator_make(RankGroup group) {
-    const World world = job_world();
+    const World world = dist_world();
     const int ranks = (int)ranks_in(world, group), rank = (int)rank_in(world, group);
     const char *const doing = "connecting the ranks";
     ncclComm_t made = NULL;
@@ -199,8 +200,9 @@ static ncclComm_t communicator_make(RankGroup group) {
 }
 
 static ncclComm_t communicator_of(RankGroup group) {
-    ncclComm_t *communicator = &collectives.communicator[group == RANKS_ALL ? 0 : job.split * RANK_GROUPS + group];
-    if (group == RANKS_SEQUENCE && world_replicas(job_world()) == 1) return communicator_of(RANKS_ALL);
+    ncclComm_t *communicator =
+        &collectives.communicator[group == RANKS_ALL ? 0 : dist_split_chosen() * RANK_GROUPS + group];
+    if (group == RANKS_SEQUENCE && world_replicas(dist_world()) == 1) return communicator_of(RANKS_ALL);
     if (!*communicator) *communicator = communicator_make(group);
     return *communicator;
 }
@@ -232,7 +234,7 @@ static int64_t asked_for(const Collective *c) {
 // Reduces shards. They are equal except for the last rank's remainder, which is reduced to that rank, or broadcast from
 // it.
 static int64_t cuda_reduce_scatter(RankGroup group, Summed *x, size_t count, size_t unit) {
-    const size_t ranks = ranks_in(job_world(), group), rank = rank_in(job_world(), group);
+    const size_t ranks = ranks_in(dist_world(), group), rank = rank_in(dist_world(), group);
     const size_t each = shard_range(count, unit, ranks, 0).count, rest = ranks * each;
     const Collective *c = ask("a reduce-scatter", group);
     float *const sums = (float *)x, *const last = sums + rest;
@@ -242,7 +244,7 @@ static int64_t cuda_reduce_scatter(RankGroup group, Summed *x, size_t count, siz
 }
 
 static int64_t cuda_all_gather(RankGroup group, void *x, size_t count, size_t unit, size_t size) {
-    const size_t ranks = ranks_in(job_world(), group), rank = rank_in(job_world(), group);
+    const size_t ranks = ranks_in(dist_world(), group), rank = rank_in(dist_world(), group);
     const size_t each = shard_range(count, unit, ranks, 0).count * size, rest = ranks * each, bytes = count * size;
     const Collective *c = ask("an all-gather", group);
     char *const all = (char *)x, *const last = all + rest;
@@ -290,7 +292,7 @@ static void devices_check(void) {
 // other pair. A halo over more ranks connects at its first use, within ncclGroupEnd, where the host answers no other
 // rank.
 static void communicator_warm(RankGroup group, char *x) {
-    const size_t ranks = ranks_in(job_world(), group), rank = rank_in(job_world(), group);
+    const size_t ranks = ranks_in(dist_world(), group), rank = rank_in(dist_world(), group);
     const size_t peers[2] = {(rank + 1) % ranks, (rank + ranks - 1) % ranks};
     char *const in = x + ranks * sizeof(float);
     cuda_reduce_scatter(group, (Summed *)(void *)x, ranks + 1, 1);
@@ -303,11 +305,6 @@ static void communicator_warm(RankGroup group, char *x) {
     cuda_exchange(group, messages, 4);
 }
 
-// Ends a failed job at exit, before CUDA's handlers, which might wait for a kernel forever.
-static void end_failed_job(void) {
-    if (voice.failed) MPI_Abort(MPI_COMM_WORLD, voice.failed);
-}
-
 // Sets up this rank's device, NCCL and its connections, before any other use of the device.
 static void collectives_require(void) {
     const size_t bytes = (dist_ranks() + 16) * sizeof(float);
@@ -315,7 +312,7 @@ static void collectives_require(void) {
     char *x;
     if (collectives.stream || dist_ranks() == 1) return;
     device_require();
-    atexit(end_failed_job);
+    atexit(dist_end_failed); // before CUDA's handlers, which might wait for a kernel forever
     devices_check();
     nccl_load();
     CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&low, &high), "asking for the priorities of streams");
@@ -325,12 +322,12 @@ static void collectives_require(void) {
     before_waiting = wait_watched, before_event = event_wait, after_launch = keep_up;
     CUDA_CHECK(cudaMalloc(&x, bytes), "allocating for the first collectives");
     CUDA_CHECK(cudaMemset(x, 0, bytes), "clearing device memory");
-    const size_t chosen = job.sp;
+    const size_t chosen = dist_world().sp;
     for (int warms = 0; warms < 2; warms++) // nothing may be in flight while groups are split off
-        for (size_t i = 0; i < job.splits * RANK_GROUPS; i++) {
+        for (size_t i = 0; i < dist_splits() * RANK_GROUPS; i++) {
             const RankGroup group = (RankGroup)(i % RANK_GROUPS);
-            dist_split(job.made[i / RANK_GROUPS].sp);
-            if (ranks_in(job_world(), group) == 1 || (group == RANKS_ALL && i)) continue;
+            dist_split(dist_split_ranks(i / RANK_GROUPS));
+            if (ranks_in(dist_world(), group) == 1 || (group == RANKS_ALL && i)) continue;
             if (warms)
                 communicator_warm(group, x);
             else

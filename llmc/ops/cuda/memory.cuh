@@ -5,10 +5,9 @@ Memory of op set "cuda".
 #define LLMC_CUDA_MEMORY_CUH
 #include "llmc/ops/arena.h"
 #include "llmc/ops/disk.h"
+#include "llmc/ranks/dist.h"
 #include "platform.cuh"
 #include <sys/syscall.h>
-
-static void watch_at_work(void); // dist_watch.h
 
 static void *memory_allocate(size_t bytes) {
     void *memory = NULL;

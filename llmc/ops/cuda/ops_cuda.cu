@@ -1,8 +1,9 @@
 /*
 Op set "cuda": fills the table of ops.h. Each op family has a file, forward and backward together. This file is compiled
-once per precision and linked to the driver. In the tests the kernels run on the CPU (platform.cuh); op set "cpu"
+once per precision and linked to the driver; its object exports the table alone. In the tests the kernels run on the CPU (platform.cuh); op set "cpu"
 replaces the libraries' memory and matrix products.
 */
+#define OP_SET // takes what utils.h shares from the program
 #include "llmc/ops/ops.h"
 #include "platform.cuh" // floatX, packs, reductions, launches
 #include "graph.cuh"    // recorded launches of decoding steps
@@ -92,8 +93,8 @@ static const char *cudnn_or_own_library(size_t NH, size_t NKV, size_t HD, size_t
 #ifdef CUDA_ON_CPU
 constexpr char LIBRARIES[] = "none: kernels on a CPU" CUDNN_LIBRARY;
 #else
-constexpr char LIBRARIES[] = "CUDA " VERSION_TEXT(__CUDACC_VER_MAJOR__, __CUDACC_VER_MINOR__, __CUDACC_VER_BUILD__)
-    CUDNN_LIBRARY NCCL_LIBRARY ", " MPI_LIBRARY;
+constexpr char LIBRARIES[] =
+    "CUDA " VERSION_TEXT(__CUDACC_VER_MAJOR__, __CUDACC_VER_MINOR__, __CUDACC_VER_BUILD__) CUDNN_LIBRARY NCCL_LIBRARY;
 #endif
 
 static constexpr Ops ops_cuda_make(void) {
@@ -108,9 +109,8 @@ static constexpr Ops ops_cuda_make(void) {
 #endif
     return ops;
 }
-static constexpr Ops ops_cuda = ops_cuda_make();
 
 extern "C" {
-extern const Ops *const ops_device;
-const Ops *const ops_device = &ops_cuda;
+extern const Ops OPS_TABLE(cuda);
+const Ops OPS_TABLE(cuda) = ops_cuda_make();
 }

@@ -1,22 +1,16 @@
 /*
-dist.h over MPI. Without MPI (HAVE_MPI not defined) a process is alone, and several processes are refused. Part of the
-op set's translation unit; its collectives use the same communicators, requests and staging memory.
+dist.h over MPI. Without MPI (HAVE_MPI not defined) a process is alone, and several processes are refused. Compiled once
+and linked to every program.
 */
-#ifndef LLMC_DIST_MPI_H
-#define LLMC_DIST_MPI_H
-#include "llmc/base/text.h"
 #include "dist.h"
+#include "llmc/base/text.h"
 #include <unistd.h>
 #ifdef HAVE_MPI
 #include "dist_watch.h"
 #endif
 
-// Joins three numbers, which may be macros, to a text: "2.18.1"
-#define VERSION_TEXT(major, minor, patch) VERSION_WORD(major) "." VERSION_WORD(minor) "." VERSION_WORD(patch)
-#define VERSION_WORD(number)              #number
-
 #if !defined(HAVE_MPI)
-#define MPI_LIBRARY "without MPI"
+#define MPI_LIBRARY NULL
 #elif defined(OMPI_MAJOR_VERSION)
 #define MPI_LIBRARY "Open MPI " VERSION_TEXT(OMPI_MAJOR_VERSION, OMPI_MINOR_VERSION, OMPI_RELEASE_VERSION)
 #elif defined(MPICH_VERSION)
@@ -50,37 +44,39 @@ __attribute__((noreturn)) static void refuse_launch(const char *why) {
 }
 
 #ifdef HAVE_MPI
-#define STAGING_BYTES ((size_t)4 << 20) // staging memory of collectives; larger tensors are cut into pieces
-
-#define SPLITS_MOST 24 // most sizes of groups that share a stream
-
 static struct {
     size_t ranks, rank, local_ranks, local_rank, sp;
     int joined; // 1: MPI is in use
     struct {
         size_t sp;
         MPI_Comm group[RANK_GROUPS];
-    } made[SPLITS_MOST];  // groups made by dist_split
-    size_t splits, split; // number of sizes made, and the chosen one
-    MPI_Comm *group;      // communicators of the chosen size
-    MPI_Request *request; // [requests]
-    size_t requests;
-    char *staging; // [STAGING_BYTES]
-} job = {1, 0, 1, 0, 1, 0, {{0}}, 0, 0, job.made[0].group, NULL, 0, NULL};
+    } made[SPLITS_MOST];      // groups made by dist_split
+    size_t splits, split;     // number of sizes made, and the chosen one
+    MPI_Comm *group;          // communicators of the chosen size
+    MPI_Request *request;     // [requests]
+    size_t requests, started; // started: requests that dist_wait completes
+    char *staging;            // [STAGING_BYTES]
+} job = {1, 0, 1, 0, 1, 0, {{0}}, 0, 0, job.made[0].group, NULL, 0, 0, NULL};
 #else
 static struct { size_t ranks, rank, local_ranks, local_rank, sp; } job = {1, 0, 1, 0, 1};
 #endif
+
+const char *dist_library(void) { return MPI_LIBRARY; }
 
 size_t dist_ranks(void) { return job.ranks; }
 size_t dist_rank(void) { return job.rank; }
 size_t dist_local_rank(void) { return job.local_rank; }
 size_t dist_local_ranks(void) { return job.local_ranks; }
-
-#ifdef HAVE_MPI
-static World job_world(void) {
-    World world = {job.ranks, job.rank, 0, job.sp};
+Wait wait_from(double begin) {
+    const Wait wait = {begin, begin, 0, 0};
+    return wait;
+}
+World dist_world(void) {
+    const World world = {job.ranks, job.rank, 0, job.sp};
     return world;
 }
+
+#ifdef HAVE_MPI
 
 // ---- start and end --------------------------------------------------------------------------------------------------
 // Leaves MPI at exit: after an error it aborts all ranks, else all ranks finalise together.
@@ -147,9 +143,37 @@ void dist_split(size_t sp) {
     MPI_Comm_split(MPI_COMM_WORLD, stream, (int)sp - place, &job.group[RANKS_SEQUENCE_REVERSED]);
 }
 
+size_t dist_splits(void) { return job.splits; }
+size_t dist_split_chosen(void) { return job.split; }
+size_t dist_split_ranks(size_t split) { return job.made[split].sp; }
+
 void dist_timeout(double seconds) { watch.timeout = seconds; }
+void dist_end_failed(void) {
+    if (voice.failed) MPI_Abort(MPI_COMM_WORLD, voice.failed);
+}
 void dist_stop(void) { leave_job(); }
 const char *dist_host(size_t rank) { return job.ranks > 1 ? watch.host[rank] : "this host"; }
+
+// ---- pieces of tensors in host memory -------------------------------------------------------------------------------
+char *dist_staging(void) { return job.staging; }
+
+// Returns the next request; requests suffice for 128 messages each way, and one from and to each rank.
+static MPI_Request *next_request(void) {
+    if (job.started == job.requests) die("internal: more than %zu requests; please report it", job.requests);
+    return &job.request[job.started++];
+}
+void dist_send(RankGroup group, const void *data, size_t bytes, size_t peer) {
+    if (bytes) MPI_Isend(data, (int)bytes, MPI_BYTE, (int)peer, 0, job.group[group], next_request());
+}
+void dist_receive(RankGroup group, void *data, size_t bytes, size_t peer) {
+    if (bytes) MPI_Irecv(data, (int)bytes, MPI_BYTE, (int)peer, 0, job.group[group], next_request());
+}
+void dist_wait(const char *what) {
+    const size_t started = job.started;
+    if (job.ranks == 1) return;
+    job.started = 0;
+    wait_all(job.request, (int)started, what);
+}
 
 // ---- small exchanges ------------------------------------------------------------------------------------------------
 static void gather(RankGroup group, const void *own, size_t bytes, void *all, const char *what) {
@@ -159,7 +183,7 @@ static void gather(RankGroup group, const void *own, size_t bytes, void *all, co
 }
 
 void dist_gather(RankGroup group, const void *own, size_t bytes, void *all) {
-    const size_t ranks = ranks_in(job_world(), group), most = STAGING_BYTES / ranks;
+    const size_t ranks = ranks_in(dist_world(), group), most = STAGING_BYTES / ranks;
     size_t n;
     if (ranks == 1) memcpy(all, own, bytes);
     if (ranks == 1) return;
@@ -171,7 +195,7 @@ void dist_gather(RankGroup group, const void *own, size_t bytes, void *all) {
 }
 
 void dist_sum(RankGroup group, double *values, size_t count) {
-    const size_t ranks = ranks_in(job_world(), group), most = STAGING_BYTES / ranks / sizeof(double);
+    const size_t ranks = ranks_in(dist_world(), group), most = STAGING_BYTES / ranks / sizeof(double);
     size_t n, r;
     if (ranks == 1) return;
     for (size_t begin = 0; begin < count; begin += n) {
@@ -186,7 +210,7 @@ void dist_sum(RankGroup group, double *values, size_t count) {
 void dist_broadcast(RankGroup group, void *data, size_t bytes, size_t root) {
     MPI_Request done;
     size_t n;
-    if (ranks_in(job_world(), group) == 1) return;
+    if (ranks_in(dist_world(), group) == 1) return;
     for (size_t begin = 0; begin < bytes; begin += n) {
         n = min_size(STAGING_BYTES, bytes - begin);
         MPI_Ibcast((char *)data + begin, (int)n, MPI_BYTE, (int)root, job.group[group], &done);
@@ -213,7 +237,24 @@ size_t dist_smallest(size_t number, size_t *whose) {
     return all[*whose];
 }
 #else
-static void watch_at_work(void) {} // without MPI no other rank asks
+// without MPI no other rank asks, and nothing is sent
+void watch_at_work(void) {}
+void watch_wait(Wait *wait) { (void)wait; }
+void watch_pause(void) {}
+double watch_timeout(void) { return 0; }
+void watch_moved(const char *where) { (void)where; }
+size_t dist_splits(void) { return 0; }
+size_t dist_split_chosen(void) { return 0; }
+size_t dist_split_ranks(size_t split) { return (void)split, 1; }
+void dist_end_failed(void) {}
+char *dist_staging(void) { return NULL; }
+void dist_send(RankGroup group, const void *data, size_t bytes, size_t peer) {
+    (void)group, (void)data, (void)bytes, (void)peer;
+}
+void dist_receive(RankGroup group, void *data, size_t bytes, size_t peer) {
+    (void)group, (void)data, (void)bytes, (void)peer;
+}
+void dist_wait(const char *what) { (void)what; }
 void dist_start(void) {
     if (launched() > 1)
         refuse_launch("the launcher started several processes, but this program was built without MPI; install an MPI "
@@ -284,5 +325,3 @@ void dist_check_program(int argc, char **argv) {
     dist_check("program file", program_key());
     check_arguments(argc, argv);
 }
-
-#endif
