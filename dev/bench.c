@@ -416,9 +416,7 @@ int main(int argc, char **argv) {
             argv[2], B, T, repeats, group,
             (SamplingSettings){.temperature = argc > 7 ? atof(argv[7]) : 0, .top_p = argc > 8 ? atof(argv[8]) : 1});
     else
-        die_usage("usage: bench layers|methods|orders|chunks|prefill|seconds [REPEATS [T]], bench pass T V [REPEATS], "
-                  "bench gpt2 B T "
-                  "METHOD [REPEATS], bench token CONFIG PROMPT [REPEATS], bench decode MODEL TEXTS PROMPT NEW GROUP "
-                  "[TEMPERATURE [TOP_P]]");
+        die_usage("usage: bench layers|methods|orders|chunks|prefill|seconds [REPEATS [T]], pass T V [REPEATS], "
+                  "gpt2 B T METHOD [REPEATS], token CONFIG PROMPT [REPEATS], decode MODEL TEXTS PROMPT NEW GROUP ..");
     return 0;
 }

@@ -75,7 +75,7 @@ template <Tiles T> static void tiled(Attention &c) {
     LAUNCH((attention_forward_kernel<HEAD, T>), dim3(blocks.first[blocks.count], (unsigned)c.shape.NH),
            block_threads<T>, (tiles_bytes<HEAD>(T, 1)))
     (c.out.data, c.lse.data, c.q.data, c.k.data, c.v.data, blocks, head_shape(&call, c.q.data, c.k.data, c.v.data),
-     false);
+     false, false);
 }
 
 template <Tiles T> static bool fits(const Attention &) {

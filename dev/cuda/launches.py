@@ -269,7 +269,7 @@ HEAVIEST = ("delta_walk_kernelILi128E", "delta_walk_back_kernelILi128E", "delta_
             "delta_blocks_kernel", "conv_backward_kernelILi4ELi4E", "norm_backward_kernelILi8ELi4ELb0E",
             "logprob_kernelILb0ELb0E", "adamw_8_bits_kernelIf4Bf16Li4E", "attention_dkv_kernelILi128E",
             "ProductTileLi128ELi128ELi64ELi64ELi3E",
-            "attention_forward_kernelILi128EXtl5TilesLj64ELj32ELj2EEELb0ELb0E", "attention_wide_dkv_kernelILi512E",
+            "attention_forward_kernelILi128EXtl5TilesLj64ELj32ELj2EEELb0E", "attention_wide_dkv_kernelILi512E",
             "attention_wide_dq_kernelILi512EXtl9WideTilesLi4ELi32ELi1EEELb0E",
             "attention_wide_kernelILi512EXtl9WideTilesLi2ELi32ELi1EEELb0ELb0E",
             "attention_dkv_hopper_kernelILi128E", "attention_dq_hopper_kernelILi128ELb0E",

@@ -15,12 +15,12 @@ computed once more. Head sizes are padded with zeros to the next of HEAD_SIZES.
 #include "attention_wide.cuh"
 
 // ---- forward --------------------------------------------------------------------------------------------------------
-// Runs forward. SUMS with accumulate: starts from the out and lse of earlier ranges of keys. RANGE: a query may see no
-// key, or keys that end before it
-template <int HD, Tiles T = FORWARD_TILES<HD>, bool SUMS = false, bool RANGE = SUMS>
+// Runs forward. RANGE: a query may see no key, or keys that end before it; then accumulate starts from the out and lse
+// of earlier ranges of keys, and sums tells that out is fp32, not floatX
+template <int HD, Tiles T = FORWARD_TILES<HD>, bool RANGE = false>
 __global__ void __launch_bounds__(block_threads<T>, LEAST_BLOCKS<HD>)
-    attention_forward_kernel(Result<SUMS> *out, float *lse, const floatX *q, const floatX *k, const floatX *v,
-                             SpanBlocks blocks, HeadShape shape, bool accumulate) {
+    attention_forward_kernel(void *out, float *lse, const floatX *q, const floatX *k, const floatX *v,
+                             SpanBlocks blocks, HeadShape shape, bool accumulate, bool sums) {
     constexpr unsigned KEYS = T.passing, TILE = KEYS * tile_stride<HD>, THREADS = block_threads<T>;
     DYNAMIC_SHARED(floatX, tiles);
     floatX *const tq = tiles, *const stages = tq + T.held * tile_stride<HD>; // tiles of keys and values
@@ -41,13 +41,17 @@ __global__ void __launch_bounds__(block_threads<T>, LEAST_BLOCKS<HD>)
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             if (row + 8 * i >= end) continue;
-            Result<SUMS> *const to = out + ((row + 8 * i - block.origin) * shape.NH + head) * shape.HD;
+            const size_t to = ((row + 8 * i - block.origin) * shape.NH + head) * shape.HD;
 #pragma unroll
             for (int d = 0; d < HD / 8; d++)
 #pragma unroll
                 for (int e = 0; e < 2; e++) {
                     const size_t column = d * 8 + lane % 4 * 2 + e;
-                    if (column < shape.HD) f(i, o[d][2 * i + e], to[column]);
+                    if (column >= shape.HD) continue;
+                    if (RANGE && sums)
+                        f(i, o[d][2 * i + e], ((float *)out)[to + column]);
+                    else
+                        f(i, o[d][2 * i + e], ((floatX *)out)[to + column]);
                 }
         }
     };
@@ -73,7 +77,7 @@ __global__ void __launch_bounds__(block_threads<T>, LEAST_BLOCKS<HD>)
         product_with_rows<HD, KEYS>(o, s, tv);
         if (FOLDS && (key + KEYS) % FOLD_KEYS == 0) {
             shrink[0] = exp2f(folded_largest[0] - largest[0]), shrink[1] = exp2f(folded_largest[1] - largest[1]);
-            for_outputs([&](int i, float &sum, Result<SUMS> &to) {
+            for_outputs([&](int i, float &sum, auto &to) {
                 set_value(&to, folded ? load(to) * shrink[i] + sum : sum);
                 sum = 0.0f;
             });
@@ -81,7 +85,7 @@ __global__ void __launch_bounds__(block_threads<T>, LEAST_BLOCKS<HD>)
         }
     };
     if (RANGE && accumulate) {
-        for_outputs([&](int, float &sum, const Result<SUMS> &from) { sum = load(from); });
+        for_outputs([&](int, float &sum, const auto &from) { sum = load(from); });
 #pragma unroll
         for (int i = 0; i < 2; i++)
             if (row + 8 * i < end) {
@@ -100,7 +104,7 @@ __global__ void __launch_bounds__(block_threads<T>, LEAST_BLOCKS<HD>)
             lse[(row + 8 * i - block.origin) * shape.NH + head] = largest[i] * LN_2 + logf(total[i]);
         if (total[i] == 0.0f) total[i] = 1.0f, shrink[i] = 0.0f; // the row has seen no key: its output is 0
     }
-    for_outputs([&](int i, float sum, Result<SUMS> &to) {
+    for_outputs([&](int i, float sum, auto &to) {
         if (FOLDS && folded) sum += load(to) * shrink[i];
         set_value(&to, sum / total[i]);
     });
@@ -265,38 +269,34 @@ static void cuda_attention_forward(void *out, Summed *lse, const Stored *q, cons
     if (few)
         split_forward(out, (float *)lse, (const floatX *)q, (const floatX *)k, (const floatX *)v, call, shape,
                       (float *)scratch);
-    const auto launch = [&](auto SUMS, unsigned rows, auto start) {
+    const auto launch = [&](unsigned rows, auto start) {
         SpanBlocks blocks;
         for (size_t from = 0; from < call->spans.count;) {
             from = span_blocks(&blocks, call->spans, call->keys, from, rows, false, few);
             if (!blocks.first[blocks.count]) continue;
             start(dim3(blocks.first[blocks.count], (unsigned)shape.NH))(
-                (Result<SUMS> *)out, (float *)lse, (const floatX *)q, (const floatX *)k, (const floatX *)v, blocks,
-                shape, call->accumulate != 0);
+                out, (float *)lse, (const floatX *)q, (const floatX *)k, (const floatX *)v, blocks, shape,
+                call->accumulate != 0, call->partial != 0);
         }
     };
-    const auto run = [&](auto SUMS, auto RANGE, auto PADDED) {
+    const auto run = [&](auto RANGE, auto PADDED) {
         if constexpr (PADDED > 256) {
             constexpr WideTiles T = WIDE_FORWARD<PADDED>;
-            launch(SUMS, wide_rows<T>, [&](dim3 grid) {
-                return LAUNCH((attention_wide_kernel<PADDED, T, SUMS, RANGE>), grid, WIDE_THREADS,
+            launch(wide_rows<T>, [&](dim3 grid) {
+                return LAUNCH((attention_wide_kernel<PADDED, T, RANGE>), grid, WIDE_THREADS,
                               (wide_bytes<PADDED, T>(1)));
             });
         } else {
             constexpr Tiles T = FORWARD_TILES<PADDED>;
             static_assert(T.held);
-            launch(SUMS, T.held, [&](dim3 grid) {
-                return LAUNCH((attention_forward_kernel<PADDED, T, SUMS, RANGE>), grid, block_threads<T>,
+            launch(T.held, [&](dim3 grid) {
+                return LAUNCH((attention_forward_kernel<PADDED, T, RANGE>), grid, block_threads<T>,
                               (tiles_bytes<PADDED>(T, 1)));
             });
         }
     };
-    with_head_size<HEAD_SIZES>(shape.HD, [&](auto HD) {
-        if (call->partial)
-            run(std::true_type(), std::true_type(), HD);
-        else
-            with_flag(call->accumulate, [&](auto RANGE) { run(std::false_type(), RANGE, HD); });
-    });
+    with_flag(call->partial || call->accumulate,
+              [&](auto RANGE) { with_head_size<HEAD_SIZES>(shape.HD, [&](auto HD) { run(RANGE, HD); }); });
 }
 
 static void cuda_attention_backward(void *dq, Summed *dk, Summed *dv, const Stored *dout, const Stored *out,

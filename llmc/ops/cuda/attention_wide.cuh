@@ -108,10 +108,11 @@ __device__ inline void pass_in_turn(unsigned count, BringFirst bring_first, UseF
 }
 
 // ---- forward --------------------------------------------------------------------------------------------------------
-template <int HD, WideTiles T = WIDE_FORWARD<HD>, bool SUMS = false, bool RANGE = SUMS>
+// RANGE, sums: as in attention_forward_kernel
+template <int HD, WideTiles T = WIDE_FORWARD<HD>, bool RANGE = false>
 __global__ void __launch_bounds__(WIDE_THREADS, 1)
-    attention_wide_kernel(Result<SUMS> *out, float *lse, const floatX *q, const floatX *k, const floatX *v,
-                          SpanBlocks blocks, HeadShape shape, bool accumulate) {
+    attention_wide_kernel(void *out, float *lse, const floatX *q, const floatX *k, const floatX *v, SpanBlocks blocks,
+                          HeadShape shape, bool accumulate, bool sums) {
     constexpr unsigned KEYS = T.passing, PARTS = T.parts, OWN = HD / PARTS;
     DYNAMIC_SHARED(floatX, tk);
     floatX *const tv = tk + KEYS * tile_stride<HD>;
@@ -138,13 +139,17 @@ __global__ void __launch_bounds__(WIDE_THREADS, 1)
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             if (8 * i >= rows) continue;
-            Result<SUMS> *const to = out + ((size_t)(row + 8 * i) * shape.NH + head) * shape.HD;
+            const size_t to = ((size_t)(row + 8 * i) * shape.NH + head) * shape.HD;
 #pragma unroll
             for (int d = 0; d < (int)OWN / 8; d++)
 #pragma unroll
                 for (int e = 0; e < 2; e++) {
                     const size_t c = column + d * 8 + lane % 4 * 2 + e;
-                    if (c < shape.HD) f(i, o[d][2 * i + e], to[c]);
+                    if (c >= shape.HD) continue;
+                    if (RANGE && sums)
+                        f(i, o[d][2 * i + e], ((float *)out)[to + c]);
+                    else
+                        f(i, o[d][2 * i + e], ((floatX *)out)[to + c]);
                 }
         }
     };
@@ -173,7 +178,7 @@ __global__ void __launch_bounds__(WIDE_THREADS, 1)
         product_with_rows<HD, KEYS, OWN>(o, s, tv + column);
         if (FOLDS && (key + KEYS) % FOLD_KEYS == 0) {
             shrink[0] = exp2f(folded_largest[0] - largest[0]), shrink[1] = exp2f(folded_largest[1] - largest[1]);
-            for_outputs([&](int i, float &sum, Result<SUMS> &to) {
+            for_outputs([&](int i, float &sum, auto &to) {
                 set_value(&to, folded ? load(to) * shrink[i] + sum : sum);
                 sum = 0.0f;
             });
@@ -181,7 +186,7 @@ __global__ void __launch_bounds__(WIDE_THREADS, 1)
         }
     };
     if (RANGE && accumulate) {
-        for_outputs([&](int, float &sum, const Result<SUMS> &from) { sum = load(from); });
+        for_outputs([&](int, float &sum, const auto &from) { sum = load(from); });
 #pragma unroll
         for (int i = 0; i < 2; i++)
             if (8 * i < rows) {
@@ -203,7 +208,7 @@ __global__ void __launch_bounds__(WIDE_THREADS, 1)
             lse[(size_t)(row + 8 * i) * shape.NH + head] = largest[i] * LN_2 + logf(total[i]);
         if (total[i] == 0.0f) total[i] = 1.0f, shrink[i] = 0.0f; // the row has seen no key: its output is 0
     }
-    for_outputs([&](int i, float sum, Result<SUMS> &to) {
+    for_outputs([&](int i, float sum, auto &to) {
         if (FOLDS && folded) sum += load(to) * shrink[i];
         set_value(&to, sum / total[i]);
     });
