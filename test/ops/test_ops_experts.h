@@ -213,14 +213,15 @@ TEST(experts_activate) {
     }
 }
 
-// Hopper's kernels: tiles of 128 rows and 128, 192 or 256 columns, the last of them cut; sums of one stage to more than
-// the pipeline has; experts without rows, of one row, of a half and of several tiles.
+// Hopper's kernels: tiles of 192 rows and 128 or 192 columns, the last of them cut; sums of one stage to more than the
+// pipeline has; experts without rows, of one row, of a part of a tile and of several tiles.
 TEST(experts_wgmma) {
     static const size_t shapes[][4] = {{9, 2, 64, 256},    {70, 1, 72, 208},  {300, 3, 136, 400}, {130, 2, 520, 80},
                                        {257, 4, 328, 144}, {450, 90, 80, 96}, {150, 3, 264, 400}};
     if (strcmp(ops->name, "cuda") || ops->stored != DTYPE_BF16) return;
     for (size_t i = 0; i < ROWS_KINDS * COUNT_OF(shapes); i++) {
         OpShape s = experts_shape(shapes[i / ROWS_KINDS], i);
+        if (EMULATED && i % 2 && !all_cases()) continue;
         const size_t times = EMULATED ? 1 : 20; // a device leaves few rows and short sums to other kernels
         s.n *= times, s.C *= times / 4 + 1, s.OC *= times / 4 + 1, s.accumulate = 0;
         set_wgmma(1);
