@@ -228,7 +228,7 @@ __device__ inline void sum_own_keys(float (&sum_v)[HD / 8][4], float (&sum_k)[HD
     wgmma_wait<0>(sum_v, sum_k);
 }
 
-// Sums dv (the first group) or dk (the second one) of 64 keys. Each stage has its own place for p, which is free when the
+// Sums dv (the first group) or dk (the second one) of 64 keys. Each stage has its own place for p, free when the
 // stage is.
 template <int HD>
 __device__ inline void sum_shared_keys(float (&sum)[HD / 8][4], const DkvShared &m, const QueryTiles &t,
