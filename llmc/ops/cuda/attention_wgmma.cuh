@@ -120,8 +120,8 @@ __device__ inline QueryTiles query_tiles(const SpanBlock &block, size_t window, 
                       (int)((long long)end - (long long)key)};
 }
 
-// Loads tiles of queries with their delta and lse. Up to four warps take turns, so that their loads overlap. At most one
-// warp a stage: else a warp could take the phase before last of a barrier for the last one.
+// Loads tiles of queries with their delta and lse. Up to four warps take turns, so that their loads overlap. There are
+// at most as many as stages: else a warp could take the phase before last of a barrier for the last one.
 template <int HD>
 __device__ inline void load_queries(const DkvShared &m, QueryTiles t, const TensorMap *q, const TensorMap *dout,
                                     const float *lse, const float *delta, size_t NH, unsigned first_row) {
@@ -228,8 +228,8 @@ __device__ inline void sum_own_keys(float (&sum_v)[HD / 8][4], float (&sum_k)[HD
     wgmma_wait<0>(sum_v, sum_k);
 }
 
-// Sums dv (the first group) or dk (the second one) of 64 keys. p lies beside its stage, so that it is free when the stage
-// is.
+// Sums dv (the first group) or dk (the second one) of 64 keys. Each stage has its own place for p, free when the
+// stage is.
 template <int HD>
 __device__ inline void sum_shared_keys(float (&sum)[HD / 8][4], const DkvShared &m, const QueryTiles &t,
                                        const KeyRows &keys) {
