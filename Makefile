@@ -172,12 +172,13 @@ CUDA_SETTINGS  := $(shell $(foreach v,$(CUDA_VARIABLES),$(call cuda_variable,$(v
 $(eval $(subst ;;,$(newline),$(CUDA_SETTINGS)))
 GENCODE    := $(foreach a,$(ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) \
               -gencode arch=compute_$(lastword $(ARCHS)),code=compute_$(lastword $(ARCHS))
+NOT_UNIQUE := $(if $(findstring clang,$(CXX)),,-fno-gnu-unique)# objcopy cannot hide unique symbols
 # cuDNN's attention is bf16's.
 WITH_CUDNN = $(if $(filter bf16,$(PRECISION)),$(findstring -DHAVE_CUDNN,$(CUDA_LIBRARIES)))
 NVCC_FLAGS  = -std=c++20 -x cu -O3 $(GENCODE) --threads 2 -ccbin $(CXX) \
               $(filter-out -DHAVE_ONEDNN,$(DEFINES)) \
               $(WITH_CUDNN) $(NCCL_FLAGS) $(CUBLAS:%=-isystem %/include) \
-              -diag-suppress 177 -Xcompiler '$(CXX_WARNINGS) $(filter-out -O3,$(OPTIMISE)) $(HAVE_OPENMP)' \
+              -diag-suppress 177 -Xcompiler '$(CXX_WARNINGS) $(NOT_UNIQUE) $(filter-out -O3,$(OPTIMISE)) $(HAVE_OPENMP)' \
               -I. $(CJSON_FLAGS) $(CUDA_FLAGS)
 # nvcc takes mpicc's compiler flags only in this form.
 NVCC_MPI   := $(patsubst -Wl$(comma)%,-Xlinker %,$(patsubst -pthread,-Xcompiler -pthread,$(MPI_LIBS)))
@@ -193,7 +194,7 @@ $(CUDA_FOLDERS:%=%/ops_cuda_kernels.o): %/ops_cuda_kernels.o: llmc/ops/cuda/ops_
 	$(NVCC) $(NVCC_FLAGS) -MMD -MP -c $< -o $@
 
 %/cudnn_attention.o: llmc/ops/cuda/cudnn_attention.cc %/ops_flags
-	$(CXX) -std=c++20 -O2 -D_GNU_SOURCE $(CXX_WARNINGS) $(CUDA_LIBRARIES) -I. -MMD -MP -c $< -o $@
+	$(CXX) -std=c++20 -O2 -D_GNU_SOURCE $(CXX_WARNINGS) $(NOT_UNIQUE) $(CUDA_LIBRARIES) -I. -MMD -MP -c $< -o $@
 
 # The whole op set in one object, which exports its table alone: templates that both compiled would be shared otherwise.
 $(foreach f,$(CUDA_FOLDERS),$(if $(findstring fp32,$(f)),,$(if $(findstring -DHAVE_CUDNN,$(CUDA_LIBRARIES)),\
