@@ -35,8 +35,8 @@ export DEPS CC CXX ONEDNN MPI MPICC CJSON
 GPU       := $(shell scripts/cuda_libraries.sh gpu)
 HAVE_CUDA := $(if $(GPU),$(shell command -v $(NVCC) 2>/dev/null))
 BUILT_FOR := $(if $(BACKEND),$(if $(filter cpu,$(BACKEND)),the CPU as asked,CUDA),$(if $(HAVE_CUDA),CUDA,the CPU \
-             $(if $(GPU),(there is a GPU but no nvcc: install the CUDA toolkit or say scripts/cuda_wheels.sh toolkit && \
-             make CUDA=toolkit),(nvidia-smi lists no GPU))))
+             $(if $(GPU),(there is a GPU but no nvcc: install the CUDA toolkit or say scripts/cuda_wheels.sh toolkit \
+             && make CUDA=toolkit),(nvidia-smi lists no GPU))))
 CPU_SETS  := cpu-fp32 cpu-bf16
 ALL_SETS  := cuda-bf16 cuda-fp32 $(CPU_SETS)
 ifneq ($(filter-out cpu cuda all,$(BACKEND)),)
@@ -67,7 +67,7 @@ PLAIN     := $(if $(filter 0,$(ONEDNN)),-plain)
 SUFFIX    := $(addprefix -,$(filter-out cc gcc,$(COMPILER)))$(if $(PORTABLE),-portable,$(PLAIN))
 suffix_of  = $(if $(filter cuda-%,$(1)),$(if $(PORTABLE),-portable),$(SUFFIX))
 BUILD     := build/$(NAME)$(call suffix_of,$(NAME))
-# Objects that several configurations share: the driver's, and each op set's. All are in BUILD if the command line says it.
+# Configurations share the objects of the driver and of each op set. If the command line says BUILD, all are in BUILD.
 SAYS      := $(filter command,$(origin BUILD))
 DRIVER    := $(if $(SAYS),$(BUILD),build/driver$(SUFFIX))
 folder_of  = $(if $(word 2,$(SETS)),$(if $(SAYS),$(BUILD),build)/$(1)$(if $(SAYS),,$(call suffix_of,$(1))),$(BUILD))
@@ -116,8 +116,7 @@ endif
 # Libraries of every program; those of BACKEND=cuda are below (NVCC_LIBS).
 LDLIBS   := $(CJSON_OBJECT) $(or $(OPENMP_LIB),$(HAVE_OPENMP)) $(if $(PORTABLE),-static-libgcc) \
             $(if $(HAVE_ONEDNN),-ldnnl) $(PCRE2_LIB) $(MPI_LIBS) $(if $(CJSON),,-lcjson) -lm -pthread
-# The driver is C11 (and C++20): no GNU extensions, and it knows no precision. Op set "cpu" uses vector extensions of gcc
-# and clang.
+# The driver is C11 (and C++20): no GNU extensions, no precision. Op set "cpu" uses vector extensions of gcc and clang.
 DRIVER_FLAGS = -std=c11 -pthread -D_GNU_SOURCE $(WARNINGS) $(OPTIMISE) $(HAVE_OPENMP) -I. $(CJSON_FLAGS) $(CFLAGS)
 OPS_FLAGS    = -std=gnu11 $(DEFINES) $(WARNINGS) $(OPTIMISE) $(HAVE_OPENMP) -I. $(CFLAGS)
 
@@ -151,7 +150,8 @@ $(BUILD)/op_sets.c: FORCE
 	@mkdir -p $(BUILD)
 	@scripts/op_sets.sh $(subst -,_,$(SETS)) | cmp -s - $@ || scripts/op_sets.sh $(subst -,_,$(SETS)) > $@
 
-$(BUILD)/ops.o: $(CPU_FOLDERS:%=%/ops_cpu.o) $(CUDA_FOLDERS:%=%/ops_cuda.o) $(DRIVER)/dist.o $(BUILD)/op_sets.o $(BUILD)/flags
+$(BUILD)/ops.o: $(CPU_FOLDERS:%=%/ops_cpu.o) $(CUDA_FOLDERS:%=%/ops_cuda.o) $(DRIVER)/dist.o $(BUILD)/op_sets.o \
+                $(BUILD)/flags
 	ld -r $(filter %.o,$^) -o $@
 
 LINK   = $(if $(filter cuda,$(HAS)),$(NVCC_LINK),$(CC))
@@ -178,7 +178,8 @@ WITH_CUDNN = $(if $(filter bf16,$(PRECISION)),$(findstring -DHAVE_CUDNN,$(CUDA_L
 NVCC_FLAGS  = -std=c++20 -x cu -O3 $(GENCODE) --threads 2 -ccbin $(CXX) \
               $(filter-out -DHAVE_ONEDNN,$(DEFINES)) \
               $(WITH_CUDNN) $(NCCL_FLAGS) $(CUBLAS:%=-isystem %/include) \
-              -diag-suppress 177 -Xcompiler '$(CXX_WARNINGS) $(NOT_UNIQUE) $(filter-out -O3,$(OPTIMISE)) $(HAVE_OPENMP)' \
+              -diag-suppress 177 \
+              -Xcompiler '$(CXX_WARNINGS) $(NOT_UNIQUE) $(filter-out -O3,$(OPTIMISE)) $(HAVE_OPENMP)' \
               -I. $(CJSON_FLAGS) $(CUDA_FLAGS)
 # nvcc takes mpicc's compiler flags only in this form.
 NVCC_MPI   := $(patsubst -Wl$(comma)%,-Xlinker %,$(patsubst -pthread,-Xcompiler -pthread,$(MPI_LIBS)))
