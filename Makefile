@@ -35,8 +35,8 @@ export DEPS CC CXX ONEDNN MPI MPICC CJSON
 GPU       := $(shell scripts/cuda_libraries.sh gpu)
 HAVE_CUDA := $(if $(GPU),$(shell command -v $(NVCC) 2>/dev/null))
 BUILT_FOR := $(if $(BACKEND),$(if $(filter cpu,$(BACKEND)),the CPU as asked,CUDA),$(if $(HAVE_CUDA),CUDA,the CPU \
-             $(if $(GPU),(there is a GPU but no nvcc: install the CUDA toolkit or say scripts/cuda_wheels.sh toolkit && \
-             make CUDA=toolkit),(nvidia-smi lists no GPU))))
+             $(if $(GPU),(there is a GPU but no nvcc: install the CUDA toolkit or say scripts/cuda_wheels.sh toolkit \
+             && make CUDA=toolkit),(nvidia-smi lists no GPU))))
 CPU_SETS  := cpu-fp32 cpu-bf16
 ALL_SETS  := cuda-bf16 cuda-fp32 $(CPU_SETS)
 ifneq ($(filter-out cpu cuda all,$(BACKEND)),)
@@ -67,7 +67,7 @@ PLAIN     := $(if $(filter 0,$(ONEDNN)),-plain)
 SUFFIX    := $(addprefix -,$(filter-out cc gcc,$(COMPILER)))$(if $(PORTABLE),-portable,$(PLAIN))
 suffix_of  = $(if $(filter cuda-%,$(1)),$(if $(PORTABLE),-portable),$(SUFFIX))
 BUILD     := build/$(NAME)$(call suffix_of,$(NAME))
-# Objects that several configurations share: the driver's, and each op set's. All are in BUILD if the command line says it.
+# Configurations share the objects of the driver and of each op set. If the command line says BUILD, all are in BUILD.
 SAYS      := $(filter command,$(origin BUILD))
 DRIVER    := $(if $(SAYS),$(BUILD),build/driver$(SUFFIX))
 folder_of  = $(if $(word 2,$(SETS)),$(if $(SAYS),$(BUILD),build)/$(1)$(if $(SAYS),,$(call suffix_of,$(1))),$(BUILD))
@@ -116,8 +116,7 @@ endif
 # Libraries of every program; those of BACKEND=cuda are below (NVCC_LIBS).
 LDLIBS   := $(CJSON_OBJECT) $(or $(OPENMP_LIB),$(HAVE_OPENMP)) $(if $(PORTABLE),-static-libgcc) \
             $(if $(HAVE_ONEDNN),-ldnnl) $(PCRE2_LIB) $(MPI_LIBS) $(if $(CJSON),,-lcjson) -lm -pthread
-# The driver is C11 (and C++20): no GNU extensions, and it knows no precision. Op set "cpu" uses vector extensions of gcc
-# and clang.
+# The driver is C11 (and C++20): no GNU extensions, no precision. Op set "cpu" uses vector extensions of gcc and clang.
 DRIVER_FLAGS = -std=c11 -pthread -D_GNU_SOURCE $(WARNINGS) $(OPTIMISE) $(HAVE_OPENMP) -I. $(CJSON_FLAGS) $(CFLAGS)
 OPS_FLAGS    = -std=gnu11 $(DEFINES) $(WARNINGS) $(OPTIMISE) $(HAVE_OPENMP) -I. $(CFLAGS)
 
@@ -151,7 +150,8 @@ $(BUILD)/op_sets.c: FORCE
 	@mkdir -p $(BUILD)
 	@scripts/op_sets.sh $(subst -,_,$(SETS)) | cmp -s - $@ || scripts/op_sets.sh $(subst -,_,$(SETS)) > $@
 
-$(BUILD)/ops.o: $(CPU_FOLDERS:%=%/ops_cpu.o) $(CUDA_FOLDERS:%=%/ops_cuda.o) $(DRIVER)/dist.o $(BUILD)/op_sets.o $(BUILD)/flags
+$(BUILD)/ops.o: $(CPU_FOLDERS:%=%/ops_cpu.o) $(CUDA_FOLDERS:%=%/ops_cuda.o) $(DRIVER)/dist.o $(BUILD)/op_sets.o \
+                $(BUILD)/flags
 	ld -r $(filter %.o,$^) -o $@
 
 LINK   = $(if $(filter cuda,$(HAS)),$(NVCC_LINK),$(CC))
@@ -173,12 +173,14 @@ $(eval $(subst ;;,$(newline),$(CUDA_SETTINGS)))
 # 90 is compiled as sm_90a, which has Hopper's own instructions; a newer GPU compiles the plain PTX of the last one.
 GENCODE    := $(foreach a,$(ARCHS:90=90a),-gencode arch=compute_$(a),code=sm_$(a)) \
               -gencode arch=compute_$(lastword $(ARCHS)),code=compute_$(lastword $(ARCHS))
+NOT_UNIQUE := $(if $(findstring clang,$(CXX)),,-fno-gnu-unique)# objcopy cannot hide unique symbols
 # cuDNN's attention is bf16's.
 WITH_CUDNN = $(if $(filter bf16,$(PRECISION)),$(findstring -DHAVE_CUDNN,$(CUDA_LIBRARIES)))
 NVCC_FLAGS  = -std=c++20 -x cu -O3 $(GENCODE) --threads 2 -ccbin $(CXX) \
               $(filter-out -DHAVE_ONEDNN,$(DEFINES)) \
               $(WITH_CUDNN) $(NCCL_FLAGS) $(CUBLAS:%=-isystem %/include) \
-              -diag-suppress 177 -Xcompiler '$(CXX_WARNINGS) $(filter-out -O3,$(OPTIMISE)) $(HAVE_OPENMP)' \
+              -diag-suppress 177 \
+              -Xcompiler '$(CXX_WARNINGS) $(NOT_UNIQUE) $(filter-out -O3,$(OPTIMISE)) $(HAVE_OPENMP)' \
               -I. $(CJSON_FLAGS) $(CUDA_FLAGS)
 # nvcc takes mpicc's compiler flags only in this form.
 NVCC_MPI   := $(patsubst -Wl$(comma)%,-Xlinker %,$(patsubst -pthread,-Xcompiler -pthread,$(MPI_LIBS)))
@@ -194,7 +196,7 @@ $(CUDA_FOLDERS:%=%/ops_cuda_kernels.o): %/ops_cuda_kernels.o: llmc/ops/cuda/ops_
 	$(NVCC) $(NVCC_FLAGS) -MMD -MP -c $< -o $@
 
 %/cudnn_attention.o: llmc/ops/cuda/cudnn_attention.cc %/ops_flags
-	$(CXX) -std=c++20 -O2 -D_GNU_SOURCE $(CXX_WARNINGS) $(CUDA_LIBRARIES) -I. -MMD -MP -c $< -o $@
+	$(CXX) -std=c++20 -O2 -D_GNU_SOURCE $(CXX_WARNINGS) $(NOT_UNIQUE) $(CUDA_LIBRARIES) -I. -MMD -MP -c $< -o $@
 
 # The whole op set in one object, which exports its table alone: templates that both compiled would be shared otherwise.
 $(foreach f,$(CUDA_FOLDERS),$(if $(findstring fp32,$(f)),,$(if $(findstring -DHAVE_CUDNN,$(CUDA_LIBRARIES)),\

@@ -48,9 +48,10 @@ TEXT(rope_scaling, "rope-scaling", NULL, OF_A_MODEL, "TYPE,factor=X[,key=value,.
 SIZE(grow_vocabulary, "grow-vocabulary", "off", 0, 16777216, OF_A_MODEL, "N",
      "grow the embedding and the head to N ids, by rows that are the mean of the old rows; checkpoints and convert "
      "keep them")
-CHOICE(int, dtype, "dtype", "auto", DTYPE_AUTO, DTYPE_FP64, SHORT(STEPS | ON(CONVERT)) | EVERYWHERE,
-       "auto|fp32|bf16|double", "type of weights and activations; auto: bf16 on a GPU, fp32 on the CPU; convert: of the "
-       "files, auto: the source's; double needs a build of its own")
+CHOICE(int, dtype, "dtype", "auto", DTYPE_AUTO, DTYPE_FP64, SHORT(ON(PLAN) | ON(CONVERT)) | EVERYWHERE,
+       "auto|fp32|bf16|double",
+       "type of weights and activations; auto: bf16 on a GPU, fp32 on the CPU; convert: of the files, auto: the "
+       "source's; double needs a build of its own")
 CHOICE(Device, device, "device", "auto", DEVICE_AUTO, DEVICE_CUDA, EVERYWHERE & ~(ON(CONVERT) | ON(INFO)),
        "auto|cpu|cuda", "what computes; auto: a GPU if one answers, else the CPU; --resume keeps it")
 CHOICE(BaseWeights, base, "base", "auto", BASE_AUTO, BASE_MXFP4, SHORT(STEPS) | RUNS | ON(CONVERT),

@@ -431,8 +431,7 @@ static int verb_plan(const Options *given) {
         return status;
     }
     if (limit && !o->quiet && o->dtype == DTYPE_AUTO && run.model.dtype != DTYPE_BF16)
-        note("planned in %s; to plan for a GPU, give --machine CARD or --dtype bf16",
-             dtype_name(run.model.dtype));
+        note("planned in %s; to plan for a GPU, give --machine CARD or --dtype bf16", dtype_name(run.model.dtype));
     plan_choose_length(&run, o, &lengths, limit);
     r.bounds = plan_bounds(&run, &data, limit);
     if (divides) r.bounds.division = division, r.bounds.divisions = plan_divisions(o, division);

@@ -1,7 +1,7 @@
 /*
 Op set "cuda": fills the table of ops.h. Each op family has a file, forward and backward together. This file is compiled
-once per precision and linked to the driver; its object exports the table alone. In the tests the kernels run on the CPU (platform.cuh); op set "cpu"
-replaces the libraries' memory and matrix products.
+once per precision and linked to the driver; its object exports the table alone. In the tests the kernels run on the CPU
+(platform.cuh); op set "cpu" replaces the libraries' memory and matrix products.
 */
 #define OP_SET // takes what utils.h shares from the program
 #include "llmc/ops/ops.h"
