@@ -26,7 +26,7 @@ constexpr unsigned CONSUMERS = 2, GROUP_ROWS = 64, CONSUMER_WARPS = CONSUMERS * 
 template <int HD> constexpr bool SHARED_KEYS = HD > 128;
 template <int HD> constexpr unsigned DKV_KEYS = SHARED_KEYS<HD> ? 64 : 128;
 template <int HD> constexpr unsigned DKV_STAGES = HD > 128 ? 2 : HD > 64 ? 4 : 6;
-constexpr unsigned DKV_QUERIES = 64, MEETINGS = 2; // MEETINGS: buffers of p between groups that share keys
+constexpr unsigned DKV_QUERIES = 64;
 
 // Pass of dq: keys of a tile; stages of one tile of keys or values
 template <int HD> constexpr unsigned DQ_KEYS = HD > 64 ? 64 : 128;
@@ -35,7 +35,7 @@ constexpr unsigned DQ_QUERIES = CONSUMERS * GROUP_ROWS;
 
 template <int HD> constexpr size_t dkv_hopper_bytes() {
     const size_t tiles = (2 * DKV_KEYS<HD> + 2 * DKV_STAGES<HD> * DKV_QUERIES) * HD * sizeof(floatX);
-    const size_t meetings = SHARED_KEYS<HD> ? MEETINGS * GROUP_ROWS * DKV_QUERIES * sizeof(float) : 0;
+    const size_t meetings = SHARED_KEYS<HD> ? DKV_STAGES<HD> * GROUP_ROWS * DKV_QUERIES * sizeof(float) : 0;
     return tiles + meetings + 2 * DKV_STAGES<HD> * DKV_QUERIES * sizeof(float);
 }
 template <int HD> constexpr size_t dq_hopper_bytes() {
@@ -92,7 +92,7 @@ __device__ inline void ring_start(TileBarrier *full, TileBarrier *empty, unsigne
 struct DkvShared {
     floatX *k, *v, *stages;                 // a stage: a tile of dout, a tile of q
     float *beside, *meetings;               // of each stage delta, lse log2(e); p for the other group
-    TileBarrier *held, *full, *empty, *met; // met: of each meeting one for p, one for its end
+    TileBarrier *held, *full, *empty, *met; // met: p of a stage is there
 };
 
 // The tiles of queries that see a key of the block, for each query head of the keys' head
@@ -120,8 +120,8 @@ __device__ inline QueryTiles query_tiles(const SpanBlock &block, size_t window, 
                       (int)((long long)end - (long long)key)};
 }
 
-// Loads tiles of queries with their delta and lse. Up to four warps take turns, so that their loads overlap. At most one
-// warp a stage: else a warp could take the phase before last of a barrier for the last one.
+// Loads tiles of queries with their delta and lse. Up to four warps take turns, so that their loads overlap. There are
+// at most as many as stages: else a warp could take the phase before last of a barrier for the last one.
 template <int HD>
 __device__ inline void load_queries(const DkvShared &m, QueryTiles t, const TensorMap *q, const TensorMap *dout,
                                     const float *lse, const float *delta, size_t NH, unsigned first_row) {
@@ -228,19 +228,19 @@ __device__ inline void sum_own_keys(float (&sum_v)[HD / 8][4], float (&sum_k)[HD
     wgmma_wait<0>(sum_v, sum_k);
 }
 
-// Sums dv (the first group) or dk (the second one) of 64 keys.
+// Sums dv (the first group) or dk (the second one) of 64 keys. Each stage has its own place for p, free when the
+// stage is.
 template <int HD>
 __device__ inline void sum_shared_keys(float (&sum)[HD / 8][4], const DkvShared &m, const QueryTiles &t,
                                        const KeyRows &keys) {
     constexpr unsigned TILE = DKV_QUERIES * HD;
     constexpr int N = DKV_QUERIES;
     int query = t.begin;
-    Turn turn = {}, meeting = {};
-    for (unsigned i = 0; i < t.count; i++, turn_next<DKV_STAGES<HD>>(turn), turn_next<MEETINGS>(meeting)) {
+    Turn turn = {};
+    for (unsigned i = 0; i < t.count; i++, turn_next<DKV_STAGES<HD>>(turn)) {
         const floatX *const td = m.stages + 2 * turn.stage * TILE, *const tq = td + TILE;
         const float *const delta = m.beside + turn.stage * 2 * N, *const lse = delta + N;
-        float *const p = m.meetings + meeting.stage * GROUP_ROWS * N + threadIdx.x % GROUP_THREADS * 4;
-        TileBarrier *const p_full = m.met + 2 * meeting.stage, *const p_empty = p_full + 1;
+        float *const p = m.meetings + turn.stage * GROUP_ROWS * N + threadIdx.x % GROUP_THREADS * 4;
         float s[N / 8][4]; // scores, or dout v^T
         OperandA w[N / 16];
         barrier_wait(m.full + turn.stage, turn.phase);
@@ -248,17 +248,15 @@ __device__ inline void sum_shared_keys(float (&sum)[HD / 8][4], const DkvShared 
         issue_scores<HD, N>(s, keys.group ? m.v : m.k, keys.group ? td : tq);
         wgmma_wait<0>(s);
         if (keys.group) {
-            barrier_wait(p_full, meeting.phase);
+            barrier_wait(m.met + turn.stage, turn.phase);
 #pragma unroll
             for (int j = 0; j < N / 8; j++) slope_of(s[j], pack_read<4>(p + j * GROUP_THREADS * 4).x, delta + j * 8);
-            warp_arrive(p_empty);
         } else {
             weigh_pairs(s, keys, query, lse);
-            barrier_wait(p_empty, meeting.phase ^ 1);
 #pragma unroll
             for (int j = 0; j < N / 8; j++)
                 pack_write(p + j * GROUP_THREADS * 4, Pack<float, 4>{s[j][0], s[j][1], s[j][2], s[j][3]});
-            warp_arrive(p_full);
+            warp_arrive(m.met + turn.stage);
         }
         operands_of<N>(w, s);
         issue_sums<HD, N>(sum, w, keys.group ? tq : td);
@@ -294,7 +292,7 @@ __global__ void __launch_bounds__(HOPPER_THREADS, 1)
 #ifdef WGMMA_CODE
     constexpr unsigned KEYS = DKV_KEYS<HD>, STAGES = DKV_STAGES<HD>, QUERIES = DKV_QUERIES, TILE = QUERIES * HD;
     DYNAMIC_PANELS(floatX, tiles);
-    SHARED(TileBarrier, barriers, 1 + 2 * STAGES + 2 * MEETINGS);
+    SHARED(TileBarrier, barriers, 1 + 3 * STAGES);
     floatX *const stages = tiles + 2 * KEYS * HD;
     float *const beside = (float *)(stages + 2 * STAGES * TILE);
     const DkvShared m = {tiles,
@@ -309,7 +307,7 @@ __global__ void __launch_bounds__(HOPPER_THREADS, 1)
     if (threadIdx.x == 0) {
         barrier_start(m.held, 1);
         ring_start(m.full, m.empty, STAGES, 1 + LANES);
-        for (unsigned i = 0; i < 2 * MEETINGS; i++) barrier_start(m.met + i, CONSUMER_WARPS / 2);
+        for (unsigned i = 0; i < STAGES; i++) barrier_start(m.met + i, CONSUMER_WARPS / 2);
         barriers_started();
     }
     __syncthreads();
