@@ -51,6 +51,10 @@ static void rows_gather(const Visit *v, const Routed *r, const Stored *x) {
     v->s->ops->route_gather(r->inner, x, r->rows.source, v->c.n, d->router.k, d->C);
 }
 
+static void rows_weigh(const Visit *v, const Routed *r, Stored *out, const Stored *activated) {
+    v->s->ops->route_weigh(out, activated, r->weight, r->rows.source, r->rows.count, v->layer->shape.I);
+}
+
 // Runs the norms of experts and router that the layer has, and computes logits. Chooses the routes, unless they are
 // stored already.
 static void router_forward(const Visit *v, const Activations *a, uint16_t *route) {
@@ -81,16 +85,20 @@ static void rows_sort(const Visit *v, const Activations *a, const Routed *r) {
     arena_pop(s->arena, mark);
 }
 
-// Runs experts and the shared expert up to their activations, from x.
-static void experts_activate(const Visit *v, const Activations *a, const Routed *r) {
+// Runs experts and the shared expert up to their activations, from x. spare: nothing else reads the activations, so
+// those of experts are weighed
+static void experts_activate(const Visit *v, const Activations *a, const Routed *r, int spare) {
     const Shapes *d = &v->layer->shape;
     router_forward(v, a, r->route);
     rows_sort(v, a, r);
     if (!is_found(v, a, a->expert_gate_up)) {
         rows_gather(v, r, a->expert_norm);
-        expert_forward(v, EXPERTS_GATE_UP, r->rows, NULL, a->expert_gate_up, r->inner);
+        expert_activate(v, r->rows, spare ? r->weight : NULL, a->expert_activated, a->expert_gate_up, r->inner,
+                        !spare || keeps(v, LEVEL_PRODUCTS));
+    } else {
+        make_activation(v, a, a->expert_activated, a->expert_gate_up, r->rows.count, d->I);
+        if (spare) rows_weigh(v, r, a->expert_activated, a->expert_activated);
     }
-    make_activation(v, a, a->expert_activated, a->expert_gate_up, r->rows.count, d->I);
     if (!d->shared) return;
     make_product(v, a, SHARED_GATE_WEIGHT, a->shared_gate_up, a->norm[1], NULL);
     make_activation(v, a, a->shared_activated, a->shared_gate_up, v->c.n, d->shared);
@@ -110,8 +118,8 @@ static Stored *shared_scaled(const Visit *v, const Activations *a, Summed **scal
     return scaled;
 }
 
-// Runs the last products of the experts and the shared expert, and sums them into part j of branch i. spare: may
-// overwrite the activations
+// Runs the last products of the experts and the shared expert, and sums them into part j of branch i. spare: as in
+// experts_activate
 static void experts_sum(const Visit *v, size_t i, size_t j, const Activations *a, const Routed *r, int spare) {
     const StreamBP *s = v->s;
     const Shapes *d = &v->layer->shape;
@@ -123,8 +131,10 @@ static void experts_sum(const Visit *v, size_t i, size_t j, const Activations *a
         part_finish(v, i, j, a);
         return;
     }
-    if (!spare) weighed = push_stored(s, SHARE_WORKSPACE, "experts, weighed", R * d->I);
-    s->ops->route_weigh(weighed, a->expert_activated, r->weight, r->rows.source, R, d->I);
+    if (!spare) {
+        weighed = push_stored(s, SHARE_WORKSPACE, "experts, weighed", R * d->I);
+        rows_weigh(v, r, weighed, a->expert_activated);
+    }
     expert_forward(v, EXPERTS_DOWN, r->rows, r->weight, r->inner, weighed);
     if (d->shared) {
         linear_forward(v, SHARED_DOWN_WEIGHT, target.out, shared_scaled(v, a, &scale), target.residual);
@@ -140,7 +150,7 @@ static void experts_sum(const Visit *v, size_t i, size_t j, const Activations *a
 static void experts_part_forward(const Visit *v, size_t i, size_t j, const Activations *a, const Routed *r) {
     const int spare = !r && !keeps(v, LEVEL_ALL);
     const Routed rows = r ? *r : push_routed(v);
-    experts_activate(v, a, &rows);
+    experts_activate(v, a, &rows, spare);
     experts_sum(v, i, j, a, &rows, spare);
 }
 

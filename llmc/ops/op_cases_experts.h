@@ -254,6 +254,34 @@ static void case_experts_forward(const OpShape *s) {
     expect(out, 1, sqrt((double)s->C));
 }
 
+// Makes columns of gate_up from columns d of the activated rows.
+static Dim gates_and_ups(Dim d, ActivationKind kind) {
+    const size_t width = activation_width(kind, 1), count = d.count * width;
+    size_t *at = (size_t *)check_allocate(count * sizeof(size_t));
+    for (size_t i = 0; i < count; i++)
+        at[i] =
+            kind == ACTIVATION_CLAMPED ? dim_at(d, i / 2) * 2 + i % 2 : i / d.count * d.size + dim_at(d, i % d.count);
+    return dim_of(d.size * width, count, at);
+}
+
+// Runs the op. joined: rows are weighed by their token's factor; back: gate_up stays
+static void case_experts_activate(const OpShape *s) {
+    products_begin(s);
+    const size_t E = s->router.E, width = activation_width(s->activation.kind, 1);
+    const Dim N = all_of(s->n), C = all_of(s->C), I = some_of(s->OC / width, 24);
+    const Dim H = gates_and_ups(I, s->activation.kind);
+    Tensor *first = tensor_first(s), *source = tensor_order("source", s->n), *x = tensor_in("x", N, C);
+    Tensor *weight = tensor_in("weight", of_experts(H, E), C), *out = tensor_out("out", N, I);
+    Tensor *gate_up = tensor_make(s->back ? TENSOR_WRITTEN : TENSOR_SCRATCH, "gate_up", check.ops->stored, N, H);
+    Tensor *factor = s->joined ? tensor_make(TENSOR_READ, "factor", check.ops->summed, N, all_of(1)) : NULL;
+    sums_of(s->C, 0);
+    CHECK(experts_activate, of(out), of(gate_up), of(x), of(weight), of(factor), of(first), of(source), s->n, E, len(C),
+          len(I), s->activation, s->back);
+    if (s->back) expect(gate_up, 1, sqrt((double)s->C));
+    const int clamped = s->activation.kind == ACTIVATION_CLAMPED && check.ops->stored == DTYPE_BF16;
+    expect(out, 6, fmax((double)s->C, clamped ? 33 * s->activation.limit : 0)); // of rounded sums; clamped: ups + 1
+}
+
 static void case_experts_forward_quantised(const OpShape *s) {
     const size_t E = s->router.E;
     products_begin(s);

@@ -113,6 +113,14 @@ static void dry_experts_weight(size_t rows, size_t E, size_t C, size_t OC) {
     dry_experts_at(dry.rates.experts_weight, rows, E, C, OC, 2 * (double)dry.summed);
 }
 
+// Counts a product, the activation of its rows and, if they are weighed, their factors.
+static void dry_activated(size_t rows, size_t E, size_t C, size_t I, Activation activation, int weighed) {
+    const size_t H = activation_width(activation.kind, I);
+    dry_experts(rows, E, C, H, (double)dry.stored);
+    dry_move(rows * (H + I), dry.stored);
+    if (weighed) dry_move(2 * rows * I, dry.stored);
+}
+
 // Kernels of a library call. Forward: one, and log-sum-exp transposed. Backward: five, and three additions
 static const double library_kernels[2] = {2, 8}; // forward, backward
 

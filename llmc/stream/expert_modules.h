@@ -67,6 +67,24 @@ static void expert_forward(const Visit *v, LayerTensor tensor, ExpertRows rows, 
     arena_pop(s->arena, mark);
 }
 
+// out[R,I] = act(gate_up), times factor[n,k] of each row unless NULL. gate_up[R,2I] = x[R,in] W[e]^T + bias[e], with the
+// adapter. keep 0: gate_up does not matter afterwards
+static void expert_activate(const Visit *v, ExpertRows rows, const Summed *factor, Stored *out, Stored *gate_up,
+                            const Stored *x, int keep) {
+    const StreamBP *s = v->s;
+    const Shapes *d = &v->layer->shape;
+    const CodedMatrix m = coded_matrix(&s->memory, v->w, v->w.offset[EXPERTS_GATE_UP]);
+    if (!m.record && !stack_of(v, EXPERTS_GATE_UP).part && !weight_of(v, EXPERTS_GATE_UP_BIAS)) {
+        s->ops->experts_activate(out, gate_up, x, m.floats ? (const Stored *)m.floats : weight_of(v, EXPERTS_GATE_UP),
+                                 factor, rows.first, rows.source, rows.count, d->router.E, d->C, d->I, d->activation,
+                                 keep);
+        return;
+    }
+    expert_forward(v, EXPERTS_GATE_UP, rows, NULL, gate_up, x);
+    s->ops->activation_forward(out, gate_up, d->activation, rows.count, d->I);
+    if (factor) s->ops->route_weigh(out, out, factor, rows.source, rows.count, d->I);
+}
+
 // dbias += from dout[R,out]; with the factors weight[n,k] of the bias also their gradient, dweight[n,k] +=
 static void expert_backward_bias(const Visit *v, LayerTensor tensor, ExpertRows rows, const Stored *dout,
                                  const Summed *weight, Summed *dweight) {

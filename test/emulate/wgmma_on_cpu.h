@@ -364,6 +364,7 @@ static inline void panel_load(floatX *to, const TensorMap *map, TileBarrier *b, 
 }
 
 static inline unsigned group_number() { return threadIdx.x / GROUP_THREADS; }
+static inline bool one_lane() { return threadIdx.x % cuda_on_cpu::LANES == 0; }
 static inline void group_sync(unsigned, int line = __builtin_LINE()) {
     cuda_on_cpu::group_meet(line, [](unsigned) {});
 }

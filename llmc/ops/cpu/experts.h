@@ -200,6 +200,15 @@ static void cpu_experts_forward(Stored *out, const Stored *x, const Stored *weig
     }
 }
 
+static void cpu_experts_activate(Stored *out, Stored *gate_up, const Stored *x, const Stored *weight,
+                                 const Summed *factor, const int32_t *first, const int32_t *source, size_t rows,
+                                 size_t E, size_t C, size_t I, Activation activation, int keep) {
+    (void)keep;
+    cpu_experts_forward(gate_up, x, weight, first, rows, E, C, activation_width(activation.kind, I), 0);
+    cpu_activation_forward(out, gate_up, activation, rows, I);
+    if (factor) cpu_route_weigh(out, out, factor, source, rows, I);
+}
+
 static void cpu_experts_forward_quantised(Stored *out, const Stored *x, const void *record, const QuantFormat *format,
                                           const int32_t *first, size_t rows, size_t E, size_t C, size_t OC) {
     (void)rows;

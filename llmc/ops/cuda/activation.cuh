@@ -62,6 +62,11 @@ __global__ void clamped_backward_kernel(floatX *din, const floatX *dout, const f
 }
 
 // ---- out = silu(gate) * up, or gelu(gate) * up, or gelu(in) without `up` --------------------------------------------
+template <int KIND> __device__ inline float activated(float g) {
+    float one_minus_s;
+    return g * sigmoid(KIND == ACTIVATION_SWIGLU ? g : GELU_Z(g), &one_minus_s);
+}
+
 template <int W, int KIND>
 __global__ void activation_forward_kernel(floatX *out, const floatX *in, size_t n, size_t FF) {
     constexpr bool GATED = KIND != ACTIVATION_GELU;
@@ -71,9 +76,8 @@ __global__ void activation_forward_kernel(floatX *out, const floatX *in, size_t 
         Pack<floatX, W> up, result;
         if (GATED) up = pack_read<W>(in + row + FF);
         for (int j = 0; j < W; j++) {
-            float g = load(gate.x[j]), one_minus_s;
-            float s = sigmoid(KIND == ACTIVATION_SWIGLU ? g : GELU_Z(g), &one_minus_s);
-            result.x[j] = store(GATED ? g * s * load(up.x[j]) : g * s);
+            const float value = activated<KIND>(load(gate.x[j]));
+            result.x[j] = store(GATED ? value * load(up.x[j]) : value);
         }
         pack_write(out + t * FF + c, result);
     }

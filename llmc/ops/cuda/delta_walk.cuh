@@ -414,10 +414,8 @@ __global__ void __launch_bounds__(WALK_THREADS<COLUMNS>, WALK_BLOCKS<COLUMNS>)
 
 #ifdef CUDA_ON_CPU
 static size_t walk_limit(void) { return SIZE_MAX; }
-static size_t multiprocessors(void) { return 8; } // tests have few heads
 #else
 static size_t walk_limit(void) { return shared_memory_limit(); }
-static size_t multiprocessors(void) { return (size_t)device_attribute(cudaDevAttrMultiProcessorCount); }
 #endif
 
 // Calls launch(KP) with the tiles' columns of q and k as a constant: the fewest columns that hold K.

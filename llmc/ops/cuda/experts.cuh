@@ -15,47 +15,10 @@ neighbouring columns come first, then rows of the same expert, so its matrix is 
 #define LLMC_CUDA_EXPERTS_CUH
 #include "delta_blocks.cuh"
 #include "dequantise.cuh"
-
-// ---- an expert's rows in tiles --------------------------------------------------------------------------------------
-struct RowTile {
-    unsigned expert, begin, rows;
-};
-
-// Returns tile `number`, of up to `size` rows; without rows if there are fewer tiles. Call once per kernel.
-__device__ inline RowTile row_tile(const int32_t *first, unsigned E, unsigned size, unsigned number) {
-    SHARED(RowTile, found, 1);
-    SHARED(unsigned, totals, LANES); // tiles of each warp's experts
-    const unsigned lane = threadIdx.x % LANES, each = (E + blockDim.x - 1) / blockDim.x;
-    const unsigned begin = threadIdx.x * each < E ? threadIdx.x * each : E, end = begin + each < E ? begin + each : E;
-    const auto rows_of = [&](unsigned e) { return (unsigned)(first[e + 1] - first[e]); };
-    unsigned own = 0;
-    for (unsigned e = begin; e < end; e++) own += (rows_of(e) + size - 1) / size;
-    unsigned sum = own;
-    for (unsigned step = 1; step < LANES; step *= 2) {
-        const unsigned before = __shfl_sync(ALL_LANES, sum, lane - step);
-        if (lane >= step) sum += before;
-    }
-    if (lane == LANES - 1) totals[threadIdx.x / LANES] = sum;
-    if (threadIdx.x == 0) *found = RowTile{};
-    __syncthreads();
-    for (unsigned warp = 0; warp < threadIdx.x / LANES; warp++) sum += totals[warp];
-    unsigned tile = sum - own;
-    for (unsigned e = begin; e < end && tile <= number; e++) {
-        const unsigned rows = rows_of(e), tiles = (rows + size - 1) / size, skipped = (number - tile) * size;
-        if (number - tile < tiles)
-            *found = RowTile{e, (unsigned)first[e] + skipped, rows - skipped < size ? rows - skipped : size};
-        tile += tiles;
-    }
-    __syncthreads();
-    return *found;
-}
-
-// Returns the most tiles that `rows` rows of E experts make.
-static inline size_t most_row_tiles(size_t rows, size_t E, size_t size) { return rows / size + min_size(E, rows); }
+#include "experts_wgmma.cuh"
+#include "routes.cuh"
 
 // ---- the grouped product --------------------------------------------------------------------------------------------
-enum ProductForm { PRODUCT_FORWARD, PRODUCT_INPUT, PRODUCT_WEIGHT };
-
 struct ProductTile {
     int rows, columns, warp_rows, warp_columns; // size of a block's result, and of each warp's part
     int stages;
@@ -65,7 +28,7 @@ struct ProductTile {
 // columns (adapters). SMALL: few rows per expert; unaligned operands, copied element by element; fp32
 constexpr ProductTile WIDE = {128, 128, 64, 64, 3}, WIDE_OF_TWO = {128, 128, 64, 64, 2}, NARROW = {128, 64, 32, 64, 3},
                       SMALL = {64, 64, 32, 32, 3};
-constexpr int PRODUCT_THREADS = 128, PRODUCT_DEPTH = sizeof(floatX) == 2 ? 64 : 32;
+constexpr int PRODUCT_THREADS = 128;
 #ifdef CUDA_ON_CPU
 constexpr size_t FEW_ROWS = 4;      // mean rows of an expert below which SMALL is taken; tests have few rows
 static size_t product_limit(void) { // alternates, so that tests run WIDE and WIDE_OF_TWO, which give the same bits
@@ -77,15 +40,7 @@ constexpr size_t FEW_ROWS = 64;
 static size_t product_limit(void) { return shared_memory_limit(); }
 #endif
 
-struct GroupedProduct {
-    floatX *out;
-    float *sums; // result of form "weight"
-    const floatX *a, *b;
-    const int32_t *first;
-    unsigned E, column_tiles;
-    size_t C, OC;
-    bool accumulate;
-};
+static bool few_rows(size_t rows, size_t E) { return rows <= FEW_ROWS * E; }
 
 // Elements of a stage's tiles: [rows, depth], or [depth, rows] where memory has the summed dimension as rows
 template <ProductForm FORM, ProductTile T> struct StageTiles {
@@ -256,11 +211,12 @@ template <ProductForm FORM, ProductTile T, bool PACKED> static void product_laun
 template <ProductForm FORM> static void grouped_product(const GroupedProduct &p, size_t rows) {
     const size_t columns = FORM == PRODUCT_FORWARD ? p.OC : p.C, W = full_pack<floatX>;
     const bool packed = p.C % W == 0 && p.OC % W == 0 && all_aligned(p.out, p.sums, p.a, p.b);
-    const bool few = FORM == PRODUCT_WEIGHT ? p.OC <= (size_t)SMALL.rows : rows <= FEW_ROWS * p.E;
+    const bool few = FORM == PRODUCT_WEIGHT ? p.OC <= (size_t)SMALL.rows : few_rows(rows, p.E);
     if (!rows) return;
     if (!packed) return product_launch<FORM, SMALL, false>(p, rows);
     if constexpr (sizeof(floatX) == 2) {
         if (!few && columns <= (size_t)NARROW.columns) return product_launch<FORM, NARROW, true>(p, rows);
+        if (!few && wgmma_product<FORM>(p, rows)) return;
         const bool two = product_limit() < 2 * StageTiles<FORM, WIDE>::BYTES;
         if (!few && two) return product_launch<FORM, WIDE_OF_TWO, true>(p, rows);
         if (!few) return product_launch<FORM, WIDE, true>(p, rows);
@@ -273,6 +229,20 @@ static void cuda_experts_forward(Stored *out, const Stored *x, const Stored *wei
     grouped_product<PRODUCT_FORWARD>(
         {(floatX *)out, NULL, (const floatX *)x, (const floatX *)weight, first, (unsigned)E, 0, C, OC, accumulate != 0},
         rows);
+}
+
+static void cuda_experts_activate(Stored *out, Stored *gate_up, const Stored *x, const Stored *weight,
+                                  const Summed *factor, const int32_t *first, const int32_t *source, size_t rows,
+                                  size_t E, size_t C, size_t I, Activation activation, int keep) {
+    const size_t H = activation_width(activation.kind, I), W = full_pack<floatX>;
+    const bool packed = C % W == 0 && I % W == 0 && all_aligned(out, gate_up, x, weight);
+    const GroupedProduct p = {
+        (floatX *)out, NULL, (const floatX *)x, (const floatX *)weight, first, (unsigned)E, 0, C, H, false};
+    const ActivatedRows to = {keep ? (floatX *)gate_up : NULL, (const float *)factor, source};
+    if (packed && !few_rows(rows, E) && wgmma_activated(p, to, activation.kind, rows)) return;
+    cuda_experts_forward(gate_up, x, weight, first, rows, E, C, H, 0);
+    cuda_activation_forward(out, gate_up, activation, rows, I);
+    if (factor) cuda_route_weigh(out, out, factor, source, rows, I);
 }
 
 static void cuda_experts_backward_input(Stored *dx, const Stored *dout, const Stored *weight, const int32_t *first,

@@ -21,6 +21,8 @@ floatS is float: there is no double build for GPUs.
 
 #ifdef CUDA_ON_CPU
 #include "test/emulate/cuda_on_cpu.h"
+
+static size_t multiprocessors(void) { return 8; } // tests have few tiles
 #else
 #include "device.cuh"
 #include <cuda_bf16.h>
@@ -31,6 +33,8 @@ static int device_attribute(cudaDeviceAttr attribute) {
     CUDA_CHECK(cudaDeviceGetAttribute(&value, attribute, number), "asking for an attribute of the device");
     return value;
 }
+static size_t multiprocessors(void) { return (size_t)device_attribute(cudaDevAttrMultiProcessorCount); }
+
 // Returns the bytes that a block may request: 99 KiB on architectures 86, 89, 120; 163 on 80; 227 on 90, 100.
 static size_t shared_memory_limit(void) {
     static size_t limit;

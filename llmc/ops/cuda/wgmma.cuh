@@ -249,6 +249,13 @@ __device__ inline void panel_load(floatX *to, const TensorMap *map, TileBarrier 
 // Returns the number of this thread's warp group, as one value for the warp.
 __device__ inline unsigned group_number() { return __shfl_sync(ALL_LANES, threadIdx.x / GROUP_THREADS, 0); }
 
+// Returns true in one lane of a warp, always the same. ptxas then knows that one thread loads, and loops over none.
+__device__ inline bool one_lane() {
+    unsigned chosen;
+    asm volatile("{.reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p;}" : "=r"(chosen));
+    return chosen;
+}
+
 // Waits for all threads of this warp group. id: 1 to 15, the group's own
 __device__ inline void group_sync(unsigned id) { asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory"); }
 
