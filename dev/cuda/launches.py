@@ -271,7 +271,7 @@ HEAVIEST = ("delta_walk_kernelILi128E", "delta_walk_back_kernelILi128E", "delta_
             "ProductTileLi128ELi128ELi64ELi64ELi3E",
             "attention_forward_kernelILi128EXtl5TilesLj64ELj32ELj2EEELb0E", "attention_wide_dkv_kernelILi512E",
             "attention_wide_dq_kernelILi512EXtl9WideTilesLi4ELi32ELi1EEELb0E",
-            "attention_wide_kernelILi512EXtl9WideTilesLi2ELi32ELi1EEELb0ELb0E",
+            "attention_wide_kernelILi512EXtl9WideTilesLi2ELi32ELi1EEELb0E",
             "attention_dkv_hopper_kernelILi128E", "attention_dq_hopper_kernelILi128ELb0E",
             "attention_split_kernelILi128EXtl10SplitTilesLj4ELj1ELj2EEELb0E", "attention_received_kernelILi128E")
 MOST_GROWTH, LEAST, LEAST_NEW = 0.03, 50, 100  # instructions: of loops that are recorded, of new ones that are too many
