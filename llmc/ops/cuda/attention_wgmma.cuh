@@ -19,8 +19,7 @@ ds = 0, times values that must be finite.
 #include "wgmma.cuh"
 #ifdef PRECISION_BF16
 
-constexpr unsigned CONSUMERS = 2, GROUP_ROWS = 64, CONSUMER_WARPS = CONSUMERS * 4,
-                   HOPPER_THREADS = (CONSUMERS + 1) * GROUP_THREADS;
+constexpr unsigned CONSUMERS = 2, CONSUMER_WARPS = CONSUMERS * 4, HOPPER_THREADS = (CONSUMERS + 1) * GROUP_THREADS;
 
 // Pass of dk and dv: keys of a block; stages of a tile of 64 queries and one of their outputs' gradients
 template <int HD> constexpr bool SHARED_KEYS = HD > 128;
