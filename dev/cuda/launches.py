@@ -72,6 +72,17 @@ def grouped(form, width, out_width):
                     tiles * wide, 128, shared, {**search, MAIN: depth // deep}, len(search) + 1, take=take)])
 
 
+def grouped_wgmma(op, kernel, width, out_width):
+    """A row of a grouped product by wgmma. The last of three row tiles of an expert counts as whole"""
+    tile, deep = 192, 64
+    rows, columns, depth = (ROWS, width, out_width) if "input" in op else (ROWS, out_width, width)
+    tiles, stages = EXPERTS * -(-rows // EXPERTS // tile) * -(-columns // tile), depth // deep
+    size = 2 * ROWS * (width + out_width) + 2 * EXPERTS * width * out_width
+    return (op, f"[{out_width}, {width}], wgmma", size, 2 * ROWS * width * out_width / 570e6,
+            [Launch(kernel, 132, 512, 200000, {MAIN: tiles // 132, 10: stages, 13: stages}, 15, stages=4,
+                    load=2 * tile * deep * 2)])
+
+
 def wide(kernel, rows, passing, loops, main, take):
     """Heads of 512. rows: of a block, for one head of queries or all of a head of keys; passing: rows of a tile"""
     trips = WIDE_HEADS * PAIRS // passing  # of all blocks, for each row
@@ -188,10 +199,14 @@ PASS = {
     "attention by wgmma: gpt-oss, Qwen3-8B, Qwen3.5-9B": (
         hopper_backward(64, 64, 8, 420, (128, 64, 6, 16 << 10), (128, 128, 8, 16 << 10)),
         hopper_backward(128, 32, 8, 490, (128, 64, 4, 32 << 10), (128, 64, 8, 16 << 10)),
-        hopper_backward(256, 16, 4, 445, (64, 64, 2, 64 << 10), (128, 64, 3, 32 << 10), ("2 SYNCS, 16 LDS",)),
+        hopper_backward(256, 16, 4, 445, (64, 64, 2, 64 << 10), (128, 64, 3, 32 << 10), (r"\d SYNCS, 16 LDS",)),
     ),
     "Qwen3-30B-A3B": [grouped(form, *widths) for form in range(3)
-                      for widths in ((C_EXPERTS, 2 * I_EXPERTS), (I_EXPERTS, C_EXPERTS))],
+                      for widths in ((C_EXPERTS, 2 * I_EXPERTS), (I_EXPERTS, C_EXPERTS))] + [
+        grouped_wgmma("experts_forward", "experts_wgmma_kernel<(ProductForm)0, 192>", I_EXPERTS, C_EXPERTS),
+        grouped_wgmma("experts_activate", "experts_activate_kernel<192, 0>", C_EXPERTS, 2 * I_EXPERTS),
+        grouped_wgmma("experts_backward_input", "experts_wgmma_kernel<(ProductForm)1, 192>", C_EXPERTS, 2 * I_EXPERTS),
+        grouped_wgmma("experts_backward_input", "experts_wgmma_kernel<(ProductForm)1, 192>", I_EXPERTS, C_EXPERTS)],
 }
 
 
@@ -272,6 +287,7 @@ HEAVIEST = ("delta_walk_kernelILi128E", "delta_walk_back_kernelILi128E", "delta_
             "attention_forward_kernelILi128EXtl5TilesLj64ELj32ELj2EEELb0E", "attention_wide_dkv_kernelILi512E",
             "attention_wide_dq_kernelILi512EXtl9WideTilesLi4ELi32ELi1EEELb0E",
             "attention_wide_kernelILi512EXtl9WideTilesLi2ELi32ELi1EEELb0E",
+            "experts_wgmma_kernelIL11ProductForm0ELi192E", "experts_activate_kernelILi192ELi0E",
             "attention_dkv_hopper_kernelILi128E", "attention_dq_hopper_kernelILi128ELb0E",
             "attention_split_kernelILi128EXtl10SplitTilesLj4ELj1ELj2EEELb0E", "attention_received_kernelILi128E")
 MOST_GROWTH, LEAST, LEAST_NEW = 0.03, 50, 100  # instructions: of loops that are recorded, of new ones that are too many

@@ -23,7 +23,7 @@ Rows of the next expert in a tile are computed and not stored. Every run adds in
 #ifdef PRECISION_BF16
 
 // MULTIPLYING: groups that multiply
-constexpr unsigned MULTIPLYING = 3, GROUP_ROWS = 64, TILE_ROWS = MULTIPLYING * GROUP_ROWS,
+constexpr unsigned MULTIPLYING = 3, TILE_ROWS = MULTIPLYING * GROUP_ROWS,
                    TILE_THREADS = (1 + MULTIPLYING) * GROUP_THREADS,
                    STORING_WARPS = MULTIPLYING * GROUP_THREADS / LANES;
 constexpr size_t STAGES_BYTES = 192 << 10, STAGE_DEPTH = PRODUCT_DEPTH;

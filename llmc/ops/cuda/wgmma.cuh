@@ -39,6 +39,7 @@ What the emulator cannot see is listed in test/README.md.
 #ifdef PRECISION_BF16
 
 constexpr unsigned GROUP_THREADS = 128; // threads of a warp group
+constexpr unsigned GROUP_ROWS = 64;     // rows of its products
 constexpr int PANEL = 64;               // columns of a panel: 128 bytes
 
 // A tensor's sizes in elements, and the elements between neighbours in y and z. Elements of x are adjacent.
