@@ -10,8 +10,8 @@ dv their rows are keys, so p and ds are left operands of dv += p dout and dk += 
     heads of 256        both groups have the same 64 keys. The first computes p and sums dv. It hands p in fp32 to the
                         second, which computes ds and sums dk
 
-A tile may have rows beyond the block's: zeros outside the tensor, or rows of a neighbouring span. They get p = 0, and
-ds = 0, times values that must be finite.
+A tile may have rows beyond the block's: zeros outside the tensor, or rows of a neighbouring span. Their p and ds are 0.
+These zeros are multiplied with the rows' values, which must be finite.
 */
 #ifndef LLMC_CUDA_ATTENTION_WGMMA_CUH
 #define LLMC_CUDA_ATTENTION_WGMMA_CUH
