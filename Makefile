@@ -170,9 +170,10 @@ cuda_variable  = $(1)='$($(1))'
 CUDA_VARIABLES := NVCC CXX ARCHS GPU PORTABLE CUBLAS CUDNN CUDNN_FRONTEND NCCL MPI_FLAGS MPI_LIBS
 CUDA_SETTINGS  := $(shell $(foreach v,$(CUDA_VARIABLES),$(call cuda_variable,$(v))) scripts/cuda_libraries.sh make)
 $(eval $(subst ;;,$(newline),$(CUDA_SETTINGS)))
-# 90 is compiled as sm_90a, which has Hopper's own instructions; a newer GPU compiles the plain PTX of the last one.
+# 90 is compiled as sm_90a, which has Hopper's own instructions; a newer GPU compiles the plain PTX of the last one. For
+# 90 alone the PTX would take half of the compilation, so there is none.
 GENCODE    := $(foreach a,$(ARCHS:90=90a),-gencode arch=compute_$(a),code=sm_$(a)) \
-              -gencode arch=compute_$(lastword $(ARCHS)),code=compute_$(lastword $(ARCHS))
+              $(foreach a,$(if $(filter-out 90,$(ARCHS)),$(lastword $(ARCHS))),-gencode arch=compute_$(a),code=compute_$(a))
 NOT_UNIQUE := $(if $(findstring clang,$(CXX)),,-fno-gnu-unique)# objcopy cannot hide unique symbols
 # cuDNN's attention is bf16's.
 WITH_CUDNN = $(if $(filter bf16,$(PRECISION)),$(findstring -DHAVE_CUDNN,$(CUDA_LIBRARIES)))

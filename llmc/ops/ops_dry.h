@@ -149,12 +149,18 @@ static AttentionCounts dry_library(const AttentionShape *shape, int backward) {
     return c;
 }
 
+// Returns the rate of backward by kernels for Hopper, of heads of this width: KernelRates.backward; 0: there are none.
+static double hopper_backward_rate(size_t HD) {
+    for (size_t i = 0; i < WGMMA_HEADS; i++)
+        if (wgmma_heads[i] == HD) return dry.rates.backward[i];
+    return 0;
+}
+
 // Returns (time of attention's FLOPs with heads of this width) / (time with heads of 128). Measured on an H200 for
-// heads of 64 and 256 with cuDNN 9.19, and of 256 and 512 with our own kernels (dev/gpu_speed.md). KernelRates
-// has backward by kernels for Hopper.
+// heads of 64 and 256 with cuDNN 9.19, and of 256 and 512 with our own kernels (dev/gpu_speed.md).
 static double head_slowness(size_t HD, int library, int backward) {
-    for (size_t i = 0; i < WGMMA_HEADS && backward && !library; i++)
-        if (wgmma_heads[i] == HD && dry.rates.backward[i] > 0) return 1 / dry.rates.backward[i];
+    const double hopper = backward && !library ? hopper_backward_rate(HD) : 0;
+    if (hopper > 0) return 1 / hopper;
     if (!library) return HD <= 128 ? 1 : HD <= 256 ? (backward ? 1.25 : 1) : backward ? 1.66 : 1.31;
     if (HD <= 64) return backward ? 1.73 : 1.48;
     return HD > 128 && backward ? 1.65 : 1;
@@ -305,7 +311,7 @@ static Ops dry_ops; // op set of the current plan
 #pragma GCC diagnostic pop
 
 static size_t dry_gpu_attention_scratch(size_t n, size_t NH, size_t NKV, size_t HD, TextSlots slots) {
-    return gpu_attention_scratch(dry.attention, wgmma_takes_head(HD), dry.stored, n, NH, NKV, HD, slots);
+    return gpu_attention_scratch(dry.attention, hopper_backward_rate(HD) > 0, dry.stored, n, NH, NKV, HD, slots);
 }
 
 // Returns the op set for a plan with elements of type `stored`; sets the plan's counts to zero. ridge: see DryCount.
