@@ -195,7 +195,9 @@ static size_t count_records(const char *text, const char *words) {
 // Runs one part, resumed from `step`, up to `last`. Returns the log's content.
 static const char *run_part(const char *folder, const Run *run, size_t step, size_t last) {
     RunLog log = runlog_open(NULL, folder, step, 9);
-    runlog_options(&log, step, run);
+    RunSource source = {{""}};
+    strcpy(source.text[SOURCE_FOLDER], "/cache/models--a--b/snapshots/0123abc");
+    runlog_options(&log, step, run, &source);
     run_steps(&log, step + 1, last);
     runlog_close(&log);
     return read_whole(log.path, NULL);
@@ -215,15 +217,16 @@ TEST(options_are_in_the_log) {
     const char *text = NULL;
     RunLog none = runlog_open(NULL, NULL, 0, 9);
     run.options = &options;
-    runlog_options(&none, 0, &run); // without --out there is no log
+    const RunSource source = {{""}};
+    runlog_options(&none, 0, &run, &source); // without --out there is no log
     runlog_close(&none);
     for (size_t i = 0; i < COUNT_OF(parts); i++) {
         text = run_part(scratch_path("options"), &run, parts[i].step, parts[i].last);
         if (count_records(text, "\"options\"") != parts[i].records) test_fail("part %zu: %s", i, text);
     }
     assert_memory_equal(text, "{\"step\": 1, \"version\": \"", 24);
-    assert_non_null(strstr(text, "\", \"commit\": \"unknown\", ")); // make builds it in
-    assert_non_null(strstr(text, "\"options\": {\"verb\": \"train\", \"model\": null, \"init\": \"gpt2\""));
+    assert_non_null(strstr(text, "\", \"commit\": \"unknown\", \"revision\": \"0123abc\", ")); // make builds the commit in
+    assert_non_null(strstr(text, "\"options\": {\"verb\": \"train\", \"model\": null, \"download\": \"ask\", \"init\": \"gpt2\""));
     assert_non_null(strstr(text, "}\n{\"step\": 3, \"version\""));
     assert_int_equal(count_records(text, "\"loss\""), 9);
 }

@@ -283,7 +283,7 @@ static void split_forward(void *out, float *lse, const floatX *q, const floatX *
     const unsigned parts = split_parts(call), NKV = (unsigned)shape.NKV;
     const size_t most = split_queries(call), group = shape.NH / shape.NKV;
     float *const lines = parts > 1 ? scratch : NULL;
-    SpanBlocks blocks;
+    SpanBlocks blocks = {};
     const auto run = [&](auto SUMS, auto PADDED) {
         constexpr SplitTiles T = SPLIT_TILES<PADDED>;
         static_assert(split_result_bytes<PADDED>(T) <= split_stages_bytes<PADDED>(T));
