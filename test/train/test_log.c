@@ -225,8 +225,10 @@ TEST(options_are_in_the_log) {
         if (count_records(text, "\"options\"") != parts[i].records) test_fail("part %zu: %s", i, text);
     }
     assert_memory_equal(text, "{\"step\": 1, \"version\": \"", 24);
-    assert_non_null(strstr(text, "\", \"commit\": \"unknown\", \"revision\": \"0123abc\", ")); // make builds the commit in
-    assert_non_null(strstr(text, "\"options\": {\"verb\": \"train\", \"model\": null, \"download\": \"ask\", \"init\": \"gpt2\""));
+    assert_non_null(
+        strstr(text, "\", \"commit\": \"unknown\", \"revision\": \"0123abc\", ")); // make builds the commit in
+    assert_non_null(
+        strstr(text, "\"options\": {\"verb\": \"train\", \"model\": null, \"download\": \"ask\", \"init\": \"gpt2\""));
     assert_non_null(strstr(text, "}\n{\"step\": 3, \"version\""));
     assert_int_equal(count_records(text, "\"loss\""), 9);
 }
