@@ -2,8 +2,8 @@
 train: fine-tunes and trains GPT/Llama-style models on very long sequences with StreamBP.
 
 A step of training (train_step), the loop around it (verb_train) and main. C11 that is also C++20. The driver knows no
-type and no device: all work on tensors goes through struct Ops, and nothing here looks inside a tensor. The includes are
-the map: one block per room, and a room includes only rooms above it (llmc/README.md).
+type and no device: all work on tensors goes through struct Ops, and nothing here looks inside a tensor. The includes
+are the map: one block per room, and a room includes only rooms above it (llmc/README.md).
 */
 // base: errors, files, JSON, random numbers, progress; knows nothing of models
 #include "llmc/base/json.h"

@@ -176,8 +176,8 @@ static size_t collectives_bytes(World w, int deals) {
 }
 
 // Rates of kernels by Hopper's own instructions. dev/cuda/cycles.py finds 667 to 712 TFLOP/s for products of experts in
-// full tiles, and 581, 676 and 611 for attention backward. A fifth more time is added as above. For attention the rate in
-// a pass is 0.87 of the rate alone, as measured forward (593 of 677).
+// full tiles, and 581, 676 and 611 for attention backward. A fifth more time is added as above. For attention the rate
+// in a pass is 0.87 of the rate alone, as measured forward (593 of 677).
 static const double wgmma_rates[1 + WGMMA_HEADS] = {570e12, 420e12, 490e12, 445e12};
 
 // Tells whether estimates for this machine take kernels that were only simulated.

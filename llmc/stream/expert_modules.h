@@ -67,8 +67,8 @@ static void expert_forward(const Visit *v, LayerTensor tensor, ExpertRows rows, 
     arena_pop(s->arena, mark);
 }
 
-// out[R,I] = act(gate_up), times factor[n,k] of each row unless NULL. gate_up[R,2I] = x[R,in] W[e]^T + bias[e], with the
-// adapter. keep 0: gate_up does not matter afterwards
+// Computes out[R,I] = act(gate_up), times factor[n,k] of each row unless NULL. gate_up[R,2I] = x[R,in] W[e]^T +
+// bias[e], with the adapter. keep 0: gate_up does not matter afterwards
 static void expert_activate(const Visit *v, ExpertRows rows, const Summed *factor, Stored *out, Stored *gate_up,
                             const Stored *x, int keep) {
     const StreamBP *s = v->s;

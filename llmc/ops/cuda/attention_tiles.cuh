@@ -72,8 +72,8 @@ __device__ inline unsigned span_of(const SpanBlocks &blocks, unsigned block) {
     return i;
 }
 
-// Returns this block's part of a span. Blocks with the most work come first: causal attention gives it to the last queries
-// and to the first keys.
+// Returns this block's part of a span. Blocks with the most work come first: causal attention gives it to the last
+// queries and to the first keys.
 __device__ inline SpanBlock span_block(const SpanBlocks &blocks, unsigned size, bool by_keys) {
     const unsigned block = by_keys ? blockIdx.x : blocks.first[blocks.count] - 1 - blockIdx.x,
                    i = span_of(blocks, block);

@@ -90,8 +90,8 @@ __device__ inline ResultTile tile_find(const TileMemory<N> &m, const GroupedProd
     return ResultTile{rows.begin, rows.rows, number % p.column_tiles * columns};
 }
 
-// Loads the stages of all tiles of the block. One warp. BOXES: equal parts of the matrix from which form "forward" takes
-// columns
+// Loads the stages of all tiles of the block. One warp. BOXES: equal parts of the matrix from which form "forward"
+// takes columns
 template <ProductForm FORM, int N, int BOXES>
 __device__ inline void tiles_load(const TileMemory<N> &m, const GroupedProduct &p, const TensorMap *a_map,
                                   const TensorMap *b_map) {
@@ -137,7 +137,7 @@ __device__ inline void stage_multiply(float (*c)[4], const floatX *a, const floa
     wgmma_commit();
 }
 
-// Stores N columns of the warp's 16 rows, clipped to rows x left, through a panel: eight lanes write 128 bytes of a row.
+// Stores N columns of the warp's 16 rows, clipped to rows x left, through a panel: eight lanes write 128 bytes.
 // pair(to, j, half): makes a lane's two results in columns 8 j to 8 j + 7 of its first or second row
 template <int N, typename Pair>
 __device__ inline void rows_store(floatX *out, size_t width, floatX *panel, unsigned rows, size_t left, Pair pair) {
