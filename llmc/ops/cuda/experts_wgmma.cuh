@@ -323,7 +323,7 @@ template <ProductForm FORM> static bool wgmma_product(const GroupedProduct &p, s
         return true;
     }
 #endif
-    return false;
+    return (void)p, (void)rows, false;
 }
 
 // Computes the activated product if these kernels are on and suit it. Returns whether they do.
