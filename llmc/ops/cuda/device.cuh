@@ -102,8 +102,7 @@ static const char *cuda_device_problem(void) {
     cudaDriverGetVersion(&driver); // leaves 0 if there is no driver
     cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device.number);
     cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device.number);
-    if (!driver)
-        return "no GPU was found (no NVIDIA driver); `--device cpu` computes on the CPU (plain `make` builds it), `plan` needs no GPU";
+    if (!driver) return "no GPU was found (no NVIDIA driver); --device cpu computes on the CPU, plan needs no GPU";
     if (error == cudaErrorNoDevice && visible)
         snprintf(text, sizeof(text), "no GPU was found: CUDA_VISIBLE_DEVICES=%.40s shows none; unset it", visible);
     else if (error == cudaErrorNoDevice)
