@@ -112,7 +112,7 @@ doctor)
     printf '%-6s attention                by %s\nok     host memory link         54.6 GB/s to it; 54.4 expected of an H100\n' ${OWN:+note} "${OWN:-cuDNN}"
     printf 'ok     disk                     2.1 GB/s written\n'
     ;;
-plan) echo '{"total_bytes": 1, "estimated_seconds": 2.0}' ;;
+plan) echo '{"total_bytes": 1, "estimated_seconds": 2.0, "token_seconds": 0.006}' ;;
 bp)
     case "$*" in *'--inputs host'*) norm=${BITS:-2.5} host=4294967296 peak=1110000000 ;; *) norm=2.5 host=0 peak=1100000000 ;; esac
     case "$*" in *--chunk\ 1024*) norm=${NORM:-2.5} ;; esac
@@ -134,6 +134,7 @@ cat >"$WORK/made/cuda13/bench" <<'END_OF_KIT_BENCH'
 printf '%-24s %-24s %10.3f ms %9.1f %-7s %6.1f %% of %s\n' copy 'layer inputs' 1 2900 GB/s 85 copy attention_forward 'the last chunk' 3 600 TFLOP/s 30 product >&2
 echo '{"ops": []}'
 END_OF_KIT_BENCH
+printf '#!/bin/sh\necho "token: after $3 tokens 6.3 ms a token"\n' >"$WORK/made/cuda13/bench_decode"
 cp "$WORK/made/cuda13/test_ops" "$WORK/made/cuda13/test_gpu_large"
 chmod +x "$WORK"/made/cuda13/*
 cp -r "$WORK/made/cuda13" "$WORK/made/cuda12"
@@ -165,9 +166,11 @@ tells 'memory of pinned pages' '^ok +on the device, for 4096 MiB pinned +8 MiB +
 tells 'a rate as on the H100' '^ok +copy, layer inputs +84 % +85.0 %$'
 tells 'and one below it' '^WRONG +attention_forward, the last chunk +82 % +30.0 %$'
 tells 'a disk' '^ok +doctor, with a disk '
-check 'passes are lines of JSON' python3 -c 'import json, sys; assert len([json.loads(line)["result"]["loss"] for line in open(sys.argv[1])]) == 17' "$WORK/first/passes.jsonl"
+tells "the gradient by Hopper's kernels" '^ok +4 layers, wgmma: gradient +2.5 +2.5$'
+tells 'a token after a long prompt' '^ok +a token after 32768 +6 ms, 15 % +6.3 ms$'
+check 'passes are lines of JSON' python3 -c 'import json, sys; assert len([json.loads(line)["result"]["loss"] for line in open(sys.argv[1])]) == 23' "$WORK/first/passes.jsonl"
 check 'the record has what scripts/tables.py asks for' python3 -c 'import json, sys; sys.path.insert(0, "scripts"); sys.argv[1:2] = []; import tables
-r = json.load(open("'"$(ls "$WORK"/first/test-nvidia-h100-*.json)"'")); assert set(tables.KEYS) <= set(r) and (r["passed"], r["attention"], len(r["programs"])) == (134, "cudnn", 2), r' x
+r = json.load(open("'"$(ls "$WORK"/first/test-nvidia-h100-*.json)"'")); assert set(tables.KEYS) <= set(r) and (r["passed"], r["attention"], len(r["programs"])) == (201, "cudnn", 3), r' x
 first_sh 1 first
 check 'nothing is done again' [ "$(calls '^(bp|test|doctor)')" = 0 ]
 tells 'but told again' '^WRONG +attention_forward, the last chunk '
