@@ -75,7 +75,9 @@ def check_file(path):
         words = shlex.split(line.replace("$PWD", "work").replace("$HOME", "home"))
         run([TRAIN, *words[words.index(made[0][1]) + 1:], "--help"])
     # Every file that the program is made of was copied.
-    lists = "".join(pathlib.Path(TRAIN).with_name(name).read_text() for name in ("train_gpt.d", "ops_cpu.d"))
+    built = pathlib.Path(TRAIN).parent
+    driver = built.with_name(built.name.replace("cpu-fp32", "driver"))
+    lists = "".join(f.read_text() for f in (driver / "train_gpt.d", driver / "dist.d", built / "ops_cpu.d"))
     parts = re.findall(r"[\w./-]+\.(?:h|c|cu)\b", lists)
     assert len(parts) > 100, f"{TRAIN}: no lists of its parts beside it"
     missing = [part for part in parts if not part.startswith("/") and not (folder / part).exists()]
