@@ -426,6 +426,40 @@ TEST(ties_stay_as_forward_chose) {
     tiny_case_free(&c);
 }
 
+// Forgets gate_up where it need not be kept, as kernels that never write it.
+static void forgetful_activate(Stored *out, Stored *gate_up, const Stored *x, const Stored *weight,
+                               const Summed *factor, const int32_t *first, const int32_t *source, size_t rows, size_t E,
+                               size_t C, size_t I, Activation activation, int keep) {
+    ops_device->experts_activate(out, gate_up, x, weight, factor, first, source, rows, E, C, I, activation, keep);
+    if (!keep)
+        memset((void *)gate_up, 0xff, rows * activation_width(activation.kind, I) * dtype_size(ops_device->stored));
+}
+
+TEST(experts_read_what_they_keep) {
+    const size_t length[] = {13, 6};
+    const char *const mixtures[] = {TINY_MIXED, TINY_EXPERTS ",num_experts_per_tok=2"};
+    Ops ops = *ops_device;
+    ops.experts_activate = forgetful_activate;
+    for (size_t i = 0; i < COUNT_OF(mixtures); i++) {
+        TinyCase c = tiny_case(mixtures[i], 0);
+        c.batch = tiny_batch(length, 2, c.model.config.vocab_size, 1, 7);
+        for (size_t keep = 0; keep < TINY_KEEPS; keep++) {
+            RunSettings settings =
+                tiny_settings(&c, keep % 2 ? METHOD_STREAM : METHOD_CHECKPOINT, keep % 2 ? 7 : 0, 11);
+            test_case("%.40s..., keep %zu", mixtures[i], keep);
+            tiny_keep(&settings, keep);
+            TinyResult expected = tiny_run_on(ops_device, settings, c.weights, &c.batch, 1),
+                       found = tiny_run_on(&ops, settings, c.weights, &c.batch, 1);
+            tiny_expect_bits(found, expected, "where gate_up is forgotten");
+            free(found.gradient), free(expected.gradient);
+        }
+        TinyResult full = tiny_run_on(&ops, tiny_settings(&c, METHOD_FULL, 0, 0), c.weights, &c.batch, 1);
+        if (!isfinite(full.loss)) test_fail("full's loss is %g", full.loss);
+        free(full.gradient);
+        tiny_case_free(&c);
+    }
+}
+
 // ---- linear attention -----------------------------------------------------------------------------------------------
 // Chunks below, of and above the rule's blocks of 64, and states kept at every level's intervals. Chunks end within and
 // between documents, some of 1 to 3 tokens.
