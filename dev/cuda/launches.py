@@ -217,7 +217,7 @@ def timing(kernel, launch):
     role = "take" if kernel.roles() else ""
     branches = sorted(Path(kernel, trips, role=role).branches)
     found = {i for i in branches if any(re.fullmatch(x, goes_around(kernel, i)) for x in launch.take)}
-    branches = sorted({*branches, *Path(kernel, trips, found, role=role).branches})  # also behind a taken branch
+    branches = sorted({*branches, *Path(kernel, trips, found, role=role).branches})  # with branches after a taken one
 
     def matching(wanted):
         pattern, _, which = wanted.partition("#")

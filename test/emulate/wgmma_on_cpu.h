@@ -71,7 +71,7 @@ struct Product {
     float registers[8];
     float *c; // [n / 8][4]
 };
-// What an accumulator holds while products add to it
+// Values of an accumulator while products add to it
 struct Sums {
     float *c;
     std::vector<float> value;

@@ -220,7 +220,8 @@ TEST(types_must_agree) {
     r = usual_resumption(0), r.master = 0;
     expect_refused(resume_body, &r, 1, "was saved with master weights; resume with --master fp32");
     r = usual_resumption(0), r.dtype = DTYPE_BF16;
-    expect_refused(resume_body, &r, 1, "model.bin: holds fp32 weights, this run trains in bf16; resume with --dtype fp32");
+    expect_refused(resume_body, &r, 1,
+                   "model.bin: holds fp32 weights, this run trains in bf16; resume with --dtype fp32");
     r = usual_resumption(0);
     r.model = "llama,hidden_size=16,intermediate_size=24,num_hidden_layers=2,num_attention_heads=2,vocab_size=33";
     expect_refused(resume_body, &r, 1, "holds another model: intermediate_size=20, not intermediate_size=24");

@@ -100,7 +100,7 @@ struct QueryTiles {
     int begin, end;                     // the rows, relative to the first key of this thread's group
 };
 
-// What a thread of a group needs to know of its keys
+// Keys of a group, and of a thread of it
 struct KeyRows {
     unsigned group;
     int warp_row, row, window; // the warp's first key and the thread's, relative to the group's
@@ -265,7 +265,7 @@ __device__ inline void sum_shared_keys(float (&sum)[HD / 8][4], const DkvShared 
     }
 }
 
-// Adds sums x factor to `to`: rows key, key + 8, as far as they are before `end`.
+// Adds sums x factor to rows key and key + 8 of `to`, if they are below `end`.
 template <int HD>
 __device__ inline void add_key_sums(float *to, const float (*sums)[4], float factor, size_t key, size_t end,
                                     size_t NKV) {

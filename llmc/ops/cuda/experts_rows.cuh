@@ -74,7 +74,8 @@ struct GroupedProduct {
     bool accumulate;
 };
 
-// What an activated product stores besides its result, and the factor of a row, factor[source[row]]; all may be NULL
+// Arguments of an activated product besides GroupedProduct. A row is multiplied by factor[source[row]]. gate_up NULL: it
+// is not stored; factor NULL: no factors
 struct ActivatedRows {
     floatX *gate_up; // [rows, OC]
     const float *factor;
