@@ -74,8 +74,8 @@ struct GroupedProduct {
     bool accumulate;
 };
 
-// Arguments of an activated product besides GroupedProduct. A row is multiplied by factor[source[row]]. gate_up NULL: it
-// is not stored; factor NULL: no factors
+// Arguments of an activated product besides GroupedProduct. A row is multiplied by factor[source[row]]. gate_up NULL:
+// it is not stored; factor NULL: no factors
 struct ActivatedRows {
     floatX *gate_up; // [rows, OC]
     const float *factor;
