@@ -148,7 +148,7 @@ static Tree *prefixes_tree(const Batch *b, size_t least, size_t forks, PrefixTex
         }
         prefix_snap(scratch, n, least);
         for (size_t i = 0; i < n; i++) room->common[i] = scratch[i].common;
-        tree = tree_build(room, b, room->order, room->common, 1);
+        tree = tree_build(room, b, room->order, room->common);
         least *= 2;
     } while (tree && tree->forks > forks && least);
     return tree;
@@ -157,7 +157,7 @@ static Tree *prefixes_tree(const Batch *b, size_t least, size_t forks, PrefixTex
 // Builds the tree of a batch in which only documents of a sample share rows.
 static Tree *samples_tree(const Batch *b) {
     for (size_t d = 0; d < b->documents; d++) b->room->order[d] = d;
-    return tree_build(b->room, b, b->room->order, b->common, 1);
+    return tree_build(b->room, b, b->room->order, b->common);
 }
 
 #endif

@@ -31,7 +31,6 @@ enum { PREFIX_LEAST = 64 }; // fewest rows that a fork must gain: below it, a fu
 typedef struct {
     size_t text, from, to;
     size_t parent, child, next; // indices; child: the first child, next: the next sibling. 0: none
-    size_t above;               // the nearest fork above; 0: none
     size_t documents;           // documents that end at this node or below it
     size_t row, chain;          // of the node's first row
 } TreeNode;
@@ -111,7 +110,7 @@ static int tree_has_branches(const Tree *tree, size_t n) {
 
 // Adds a node in front of its parent's other children.
 static size_t tree_add(Tree *tree, size_t parent, size_t text, size_t from, size_t to) {
-    const TreeNode node = {text, from, to, parent, 0, tree->node[parent].child, 0, 0, 0, 0};
+    const TreeNode node = {text, from, to, parent, 0, tree->node[parent].child, 0, 0, 0};
     tree->node[tree->nodes] = node;
     return tree->node[parent].child = tree->nodes++;
 }
@@ -120,7 +119,7 @@ static size_t tree_add(Tree *tree, size_t parent, size_t text, size_t from, size
 static size_t tree_split(Tree *tree, size_t n, size_t at) {
     TreeNode *const old = &tree->node[n];
     const size_t first = tree->nodes++;
-    const TreeNode node = {old->text, old->from, at, old->parent, n, old->next, 0, 0, 0, 0};
+    const TreeNode node = {old->text, old->from, at, old->parent, n, old->next, 0, 0, 0};
     tree->node[first] = node, tree->node[old->parent].child = first;
     old->from = at, old->parent = first, old->next = 0;
     return first;
@@ -163,30 +162,6 @@ static void tree_weigh(Tree *tree, size_t texts) {
     for (size_t i = count; i-- > 0;) {
         tree->node[tree->node[tree->walk[i]].parent].documents += tree->node[tree->walk[i]].documents;
         tree_heaviest_first(tree, tree->walk[i]);
-    }
-}
-
-// Moves all branches of n but the first up to the nearest fork above. They follow the branch of that fork that contains
-// n.
-static void tree_raise(Tree *tree, size_t n) {
-    const size_t above = tree->node[n].above, first = tree->node[n].child;
-    size_t holds = n, last = first;
-    while (tree->node[holds].parent != above) holds = tree->node[holds].parent;
-    while (tree->node[last].next) {
-        last = tree->node[last].next;
-        tree->node[last].parent = above, tree->node[last].from = tree->node[above].to;
-    }
-    tree->node[last].next = tree->node[holds].next, tree->node[holds].next = tree->node[first].next;
-    tree->node[first].next = 0;
-}
-
-// Removes forks that gain fewer than `least` rows over the nearest fork above: their branches begin there.
-static void tree_snap(Tree *tree, size_t least) {
-    for (size_t n = tree_next(tree, 0); n; n = tree_next(tree, n)) {
-        const size_t parent = tree->node[n].parent;
-        const int forks = !parent || tree_has_branches(tree, parent);
-        const size_t above = tree->node[n].above = forks ? parent : tree->node[parent].above;
-        if (tree_has_branches(tree, n) && tree->node[n].to - tree->node[above].to < least) tree_raise(tree, n);
     }
 }
 
@@ -245,11 +220,10 @@ static void tree_trace(Tree *tree, const Batch *texts, size_t d) {
 }
 
 // Builds the tree of a batch's documents in `tree`. order: the documents, so that documents that share are neighbours.
-// common[i]: leading rows (equal input and target) that order[i] shares with order[i - 1]; common[0] is not read. A
-// fork that gains fewer than `least` rows over the nearest fork above is not made: its branches begin at that fork, or
-// as roots. A document that ends within another has no branch; equal documents share all rows.
+// common[i]: leading rows (equal input and target) that order[i] shares with order[i - 1]; common[0] is not read.
+// A document that ends within another has no branch; equal documents share all rows.
 // Returns `tree`, for texts->tree; NULL if no row is shared: then the batch is computed as it is.
-static Tree *tree_build(Tree *tree, const Batch *texts, const size_t *order, const size_t *common, size_t least) {
+static Tree *tree_build(Tree *tree, const Batch *texts, const size_t *order, const size_t *common) {
     const TreeNode root = {0};
     Batch *const rows = &tree->rows;
     if (texts->documents > tree->most_texts)
@@ -259,8 +233,6 @@ static Tree *tree_build(Tree *tree, const Batch *texts, const size_t *order, con
     for (size_t i = texts->documents; i-- > 0;) // backwards, as each node is added in front of its siblings
         tree_insert(tree, texts, order[i], i + 1 < texts->documents ? tree->end[order[i + 1]] : 0,
                     i + 1 < texts->documents ? common[i + 1] : 0);
-    tree_weigh(tree, texts->documents);
-    tree_snap(tree, least);
     tree_weigh(tree, texts->documents);
     rows->N = rows->documents = tree->forks = 0, rows->first = texts->first, rows->empty = texts->empty;
     for (size_t n = tree_next(tree, 0); n; n = tree_next(tree, n)) tree_lay(tree, texts, n);
@@ -274,7 +246,7 @@ static Tree *tree_build(Tree *tree, const Batch *texts, const size_t *order, con
 static Tree *tree_of_prefix(const Batch *texts, size_t tokens) {
     Tree *const tree = texts->room;
     for (size_t d = 0; d < texts->documents; d++) tree->order[d] = d, tree->common[d] = tokens ? tokens - 1 : 0;
-    return tree_build(tree, texts, tree->order, tree->common, 1);
+    return tree_build(tree, texts, tree->order, tree->common);
 }
 
 // ---- what the model computes ----------------------------------------------------------------------------------------

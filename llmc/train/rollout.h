@@ -161,7 +161,7 @@ static Tree *rollout_tree(Rollout *r, const Batch *b, size_t sequence, char **me
         for (size_t g = 0; g < s->group_size; g++, d++)
             tree->order[d] = d, tree->common[d] = g && shared >= PREFIX_LEAST ? shared : 0;
     }
-    return tree_build(tree, b, tree->order, tree->common, PREFIX_LEAST);
+    return tree_build(tree, b, tree->order, tree->common);
 }
 
 static void rollout_fill(Rollout *r) {

@@ -51,7 +51,7 @@ static Batch forest(const Path *path, size_t documents) {
         order[i] = d;
     }
     for (size_t i = 1; i < documents; i++) common[i] = paths_common(&b, order[i - 1], order[i]);
-    b.tree = tree_build(b.room, &b, order, common, 1);
+    b.tree = tree_build(b.room, &b, order, common);
     return b;
 }
 
