@@ -3,8 +3,8 @@
 # cpu: the program for CPUs, every type; the same bytes from the same commit and toolchain. all: with CUDA, whose libraries are
 # found at run time. Without a word both; CUDA's is left out if there is no nvcc.
 # scripts/dist.sh tree FOLDER [cpu|all]: only the program, parts.txt and licences of its static parts, into a new folder.
-# Reads the tracked files of this checkout. GLIBC=2.17 lowers the oldest C library (python3 -m ziglang links). Variables of make:
-# NVCC, ARCHS, CJSON, CUDNN_FRONTEND.
+# The C library of the build or a newer one runs it. GLIBC=2.17: also older ones, of the CPU's archive (pip install ziglang, which then
+# links; PYTHON has it). NVCC, ARCHS, CJSON, CUDNN_FRONTEND: of make. DIST: another folder. Packs the tracked files of a checkout.
 set -eu
 cd "$(dirname "$0")/.."
 LC_ALL=C
@@ -55,13 +55,23 @@ parts_of() { # cpu or all
 }
 # The newest version of the C library that a symbol of the program needs
 glibc_of() { objdump -T "$1" | grep -o 'GLIBC_[0-9.]*' | sort -Vu | tail -n 1 | cut -d _ -f 2; }
+# Links the objects of the program again, against the older C library of ziglang, whose parts replace glibc's
+lower() { # program
+    zig=$(${PYTHON:-python3} -c 'import ziglang; print(ziglang.__path__[0])' 2>/dev/null) ||
+        stop "GLIBC=$GLIBC: ${PYTHON:-python3} has no ziglang, which links against it; pip install ziglang, or name another PYTHON"
+    "$zig/zig" cc -target "x86_64-linux-gnu.$GLIBC" $(awk '$1 == "LOAD" && $2 ~ /^[^\/].*\.o$/ { print $2 }' "$program.map") \
+        $(grep '\.a$' "$work/static" | grep -v libc_nonshared) -lm -pthread -ldl -o "$1"
+    sed -i '/^glibc /d' "$work/parts"
+    echo "glibc $GLIBC $zig/lib/libc/glibc/LICENSES crt1.o
+ziglang $("$zig/zig" version) $zig/LICENSE compiler_rt" >>"$work/parts"
+}
 
 tree() { # folder, cpu or all
     build "$2"
     parts_of "$2" >"$work/parts" || exit 1
     mkdir -p "$1/licenses"
     cp LICENSE "$1"
-    cp "$program" "$1/streambp"
+    if [ "$2" = cpu ] && [ -n "${GLIBC:-}" ]; then lower "$1/streambp"; else cp "$program" "$1/streambp"; fi
     strip --strip-all --remove-section=.note.gnu.build-id --remove-section=.comment "$1/streambp"
     while read -r name version licence file; do
         [ -s "$licence" ] || stop "$name, in $file: its licence is not in ${licence:-any file}"
@@ -87,3 +97,36 @@ if [ "${1:-}" = tree ]; then
     cp -R "$work/tree/." "$2"
     exit
 fi
+
+# ---- an archive --------------------------------------------------------------------------------------------------------------
+DIST=${DIST:-dist}
+seconds=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null)} || stop 'this is no git checkout, whose files and date an archive has'
+# Prints the files of an archive that are of use without the source
+files() {
+    git ls-files -- '*.md' VERSION data scripts/recipes scripts/common.sh scripts/finetune_chat.sh scripts/log_export.py scripts/plot.py \
+        'scripts/*_demo.*' 'scripts/paper/*.png' ':!test' ':!.github' ':!data/*.c' ':!scripts/demo.sh'
+}
+pack() { # cpu or all
+    archive=streambp-$(cat VERSION)-linux-x86_64
+    [ "$1" = cpu ] || archive=$archive-cuda
+    mkdir -p "$DIST" "$work/$1"
+    tree "$work/$1/$archive" "$1"
+    files | xargs -d '\n' cp -P --parents -t "$work/$1/$archive"
+    ln -s streambp "$work/$1/$archive/train" # as README and the scripts call it
+    chmod -R u=rwX,go=rX "$work/$1/$archive"
+    tar -C "$work/$1" --sort=name --mtime="@$seconds" --owner=0 --group=0 --numeric-owner --format=ustar -cf "$work/$archive.tar" "$archive"
+    gzip -9nc "$work/$archive.tar" >"$work/$archive.tar.gz"
+    mv "$work/$archive.tar.gz" "$DIST"
+    (cd "$DIST" && ls | grep -E '\.(tar\.gz|whl)$' | xargs sha256sum >SHA256SUMS)
+    echo "$DIST/$archive.tar.gz: $(du -h "$DIST/$archive.tar.gz" | cut -f 1), $(sed -n 's/^needs *//p' "$work/$1/$archive/parts.txt")"
+}
+
+for kind; do case $kind in cpu | all) ;; *) usage ;; esac; done
+if [ $# = 0 ]; then
+    set -- cpu all
+    command -v "${NVCC:-nvcc}" >/dev/null || {
+        echo 'no archive with CUDA, because there is no nvcc: scripts/cuda_wheels.sh toolkit, then make dist CUDA=toolkit'
+        set -- cpu
+    }
+fi
+for kind; do pack "$kind"; done
