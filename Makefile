@@ -122,8 +122,8 @@ DRIVER_FLAGS = -std=c11 -pthread -D_GNU_SOURCE $(WARNINGS) $(OPTIMISE) $(HAVE_OP
 OPS_FLAGS    = -std=gnu11 $(DEFINES) $(WARNINGS) $(OPTIMISE) $(HAVE_OPENMP) -I. $(CFLAGS)
 
 # ---- the program -----------------------------------------------------------------------------------------------------
-.PHONY: all install dist demo test test-quick test-since test-gpu test-gpu-build fuzz bench format lint check-cxx clean help \
-        deps FORCE
+.PHONY: all install dist demo test test-quick test-since test-gpu test-gpu-build fuzz bench format lint check-cxx clean \
+        help deps FORCE
 TYPES := $(if $(word 2,$(SETS)),$(if $(filter cuda,$(HAS)),bf16 or fp32 (--dtype); --device cpu: the CPU,fp32 or \
          bf16 (--dtype)),$(PRECISION))
 all: train
@@ -398,7 +398,7 @@ bench-gpu:
 	@PRECISION=$(if $(filter cuda,$(BACKEND)),$(PRECISION),bf16) dev/bench_gpu.sh
 
 clean:
-	rm -rf build dist train
+	rm -rf build train
 
 help:
 	@sed -n '1,12s/^# //p' Makefile
