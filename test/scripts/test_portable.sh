@@ -1,7 +1,6 @@
 #!/bin/sh
-# Toolkits for BACKEND=cuda: wheels become a toolkit; a folder that is none is refused, naming the missing file. A
-# PORTABLE=1 build runs with the C library alone, in namespaces without a network: the CPU's, not optimised, as only
-# linking and starting are tested; and the GPU's, if it has been built. The kit of scripts/gpu_kit.sh, by a make that only copies.
+# Toolkits for BACKEND=cuda: wheels become a toolkit; a folder that is none is refused, naming the missing file. The kit of
+# scripts/gpu_kit.sh, by a make that only copies.
 . test/cli.sh
 
 # A fake Python: its pip installs wheels with only the files that are checked.
@@ -17,6 +16,7 @@ defines() { printf '#define %s\n' "$@"; }
 defines 'CUBLAS_VER_MAJOR 13' 'CUBLAS_VER_MINOR 1' >nvidia/cu13/include/cublasLt.h
 defines 'CUDNN_MAJOR 9' 'CUDNN_MINOR 19' >nvidia/cudnn/include/cudnn_version.h
 defines 'NCCL_MAJOR 2' 'NCCL_MINOR 28' >nvidia/nccl/include/nccl.h
+mkdir -p nvidia_cuda_runtime-13.0.96.dist-info/licenses && echo EULA >nvidia_cuda_runtime-13.0.96.dist-info/licenses/License.txt
 defines 'CUDNN_FRONTEND_MAJOR_VERSION 1' 'CUDNN_FRONTEND_MINOR_VERSION 32' >include/cudnn_frontend_version.h
 END
 chmod +x "$WORK/python"
@@ -31,6 +31,7 @@ libraries "CUDA=$KIT: there is no bin/nvcc in it; .*scripts/cuda_wheels.sh"
 wheels() { PYTHON=$WORK/python scripts/cuda_wheels.sh "$KIT" >"$WORK/out" 2>"$WORK/err"; }
 check 'wheels become a toolkit' wheels
 check 'and none of them is left' [ ! -e "$KIT/wheels" ]
+check 'licences stay' [ -s "$KIT"/dist-info/nvidia_cuda_runtime-*/licenses/License.txt ]
 check 'linkers find libraries by name' [ -e "$KIT/lib64/libcublasLt.so" ]
 wheels
 check 'a folder that holds something is left alone' grep -q 'is not empty' "$WORK/err"
@@ -75,58 +76,4 @@ check 'of their toolkits, portable' [ "$(grep -cE "PORTABLE=1 BUILD=build/cuda1[
 check 'with what first.sh needs' [ "$(cd "$WORK/packed" && ls first.sh common.sh kit.txt behind.bin lengths.bin | wc -l)" = 5 ]
 kit -lcmocka -lpcre2-8 && fail 'a program that needs another library'
 check 'is refused' grep -q '^gpu_kit.sh: a program of build/cuda13-bf16-portable needs lib' "$WORK/err"
-
-build=build/test-portable
-if ! ${MAKE:-make} -s BACKEND=cpu build/cjson/cJSON.c >"$WORK/log" 2>&1; then
-    skip 'the portable build' "the source of cJSON cannot be had ($(grep -v '^make' "$WORK/log" | tail -n 1))"
-    finish
-    exit
-fi
-${MAKE:-make} -s BACKEND=cpu PRECISION=fp32 PORTABLE=1 BUILD="$build" CFLAGS=-O0 "$build/train" || { fail 'the portable build'; finish; exit 1; }
-check 'not for the processor of the build' sh -c "! grep -q -e -march=native '$build/flags'"
-
-# The root folder of the namespace: programs, the files of the C library that they name, the shard.
-root=$WORK/root
-mkdir -p "$root/proc" "$root/tmp" "$root/dev"
-cp "$SHARD" "$root/shard.bin"
-take() { # program, its folder there
-    mkdir -p "$root/$2"
-    libraries=$(ldd "$1" | grep -o '/[^ ]*')
-    for library in $libraries; do
-        case ${library##*/} in
-        libc.so.6 | libm.so.6 | libpthread.so.0 | libdl.so.2 | librt.so.1 | ld-linux*) cp -L --parents "$library" "$root" ;;
-        *) fail "$1 needs $library" ;;
-        esac
-    done
-    check "$1 has the folders of no machine" sh -c "! readelf -d '$1' | grep -qE 'R(UN)?PATH'"
-    cp "$1" "$root/$2/train"
-}
-cat >"$WORK/inside" <<'END'
-#!/bin/sh
-exec unshare --user --map-root-user --mount --net sh -c 'mount --rbind /proc "$0/proc" && exec chroot "$0" "$@"' "$ROOT" "$PROGRAM" "$@"
-END
-chmod +x "$WORK/inside"
-TRAIN=$WORK/inside ROOT=$root
-export ROOT PROGRAM
-take "$build/train" cpu
-PROGRAM=/cpu/train
-if ! unshare --user --map-root-user --mount --net chroot / true 2>"$WORK/err"; then
-    skip 'the portable build in a namespace' "namespaces are not permitted ($(tail -n 1 "$WORK/err"))"
-    finish
-    exit
-fi
-succeeds plan --init qwen3-8b --seq-len 32k --json
-check 'a plan' test "$(json total_bytes)" -gt 1000000000
-succeeds --init $TINY --data shard.bin --seq-len 32 --steps 3 --out run
-check 'a trained model' test -s "$root/run/log.jsonl"
-
-for gpu in build/cuda-bf16-portable/train build/cuda13-bf16-portable/train; do [ ! -x "$gpu" ] || break; done
-if [ -x "$gpu" ]; then
-    take "$gpu" gpu
-    PROGRAM=/gpu/train
-    succeeds plan --init qwen3-8b --seq-len 32k --json
-    refuses 1 'no GPU was found \(no NVIDIA driver\)' bp --init qwen3-8b,num_hidden_layers=1 --seq-len 1024
-else
-    skip "$gpu" 'it has not been built (make BACKEND=cuda PORTABLE=1)'
-fi
 finish
