@@ -1,0 +1,145 @@
+#!/usr/bin/env python3
+"""The tables of docs/measured.md: passes and ops that ran on a GPU (dev/results/passes-*.json, ops-*.json), and speeds that others publish
+(scripts/paper/long_runs.csv). A row exists only if a record does. Each pass is planned again by `train plan`; a plan that differs is a fault.
+
+    measured.py     prints the rows of all passes; TRAIN=./train
+
+Needs the standard library only. tables.py puts the tables where they are shown.
+"""
+
+import functools
+import glob
+import json
+import math
+import os
+import re
+
+from log_export import end
+from plan_lengths import ROOT, long_runs, plan, title
+
+PEAK = {"h100": 989e12, "h200": 989e12, "a100": 312e12}  # dense bf16, data sheets
+DELTA_SLOWER = {"6a8115d": 0.19 / 0.072}  # the delta rule's kernels of then over those of now
+USUAL = r" --(logits-chunk 2048|inputs-every 1|inputs device|keep-on device|keep none)\b"  # not worth a word in the table
+
+
+def records(kind):
+    """Returns dev/results/KIND-*.json, newest first; parts of one day by their number."""
+    found = []
+    for path in glob.glob(os.path.join(ROOT, "dev", "results", f"{kind}-*.json")):
+        with open(path, encoding="utf-8") as file:
+            record = json.load(file)
+        missing = [key for key in ("device", "driver", "date", "commit", "what") if not record.get(key)]
+        if missing:
+            raise SystemExit(f"{path}: has no {', '.join(missing)}")
+        found.append({**record, "file": os.path.basename(path), "card": re.search("h100|h200|a100|$", record["device"].lower())[0]})
+    return sorted(found, key=lambda record: (record["date"], record.get("part", 1)), reverse=True)
+
+
+def name_of(options):
+    """Returns what a pass computed: "Qwen3-8B, 2 layers, vocabulary 32000" and its unusual options."""
+    model, *keys = re.search(r"--init (\S+)", options)[1].split(",")
+    cut = "".join(f", {'vocabulary ' * (key[0] == 'v')}{key.split('=')[1]}{' layers' * (key[0] == 'n')}" for key in keys)  # num_hidden_layers, vocab_size
+    rest = re.sub(r"--(init|seq-len) \S+", "", re.sub(USUAL, "", " " + options))
+    return title(model) + (cut or ", all layers"), " ".join(rest.split())
+
+
+def planned(record, each):
+    """Returns today's plan of a pass that ran, and a list of what contradicts it."""
+    keep = "" if "--keep" in each["options"] else "--keep none"  # a pass kept nothing unasked
+    made = plan(f"--for bp {keep} --machine {record['card']},host=128GiB --memory-limit {record['memory_limit']} {each['options']}")
+    slower = DELTA_SLOWER.get(record["commit"], 1) - 1
+    compiling = 0.8 if each["passes"] == 1 and each["seconds"] > 10 else 0  # the only pass of a process compiles kernels, too
+    ratio = (each["seconds"] - compiling) / (made["estimated_seconds"] + slower * made["estimated_work"].get("delta", 0))
+    wrong = []
+    if made["total_bytes"] != each["plan_bytes"] and "since" not in each:  # since: why plans have other bytes
+        wrong.append(f"{made['total_bytes']} bytes, ran with {each['plan_bytes']}")
+    if not 0.9 < ratio < (1.2 if made["chunk"] < 2048 else 1.1):
+        wrong.append(f"took {ratio:.3f} of the estimated seconds")
+    return made, wrong
+
+
+@functools.cache
+def rows():
+    """Returns (record, rows) of each record of passes: what was found, beside today's plan."""
+    found = []
+    for record in records("passes"):
+        each_row = []
+        for number, each in enumerate(record["passes"], 1):
+            made, wrong = planned(record, each)
+            tokens = int(re.search(r"--seq-len (\d+)", each["options"])[1])
+            each_row.append({
+                "id": f"{record['card']}-{record['commit'][:7]}-{number}", "options": each["options"], "tokens": tokens, "seconds": each["seconds"],
+                "per_second": tokens / each["seconds"], "mfu": made["model_flops"] / each["seconds"] / PEAK[record["card"]],
+                "planned_seconds": made["estimated_seconds"], "planned": each["plan_bytes"], "peak": each["peak_bytes"], "wrong": wrong,
+                "marks": ("*" if made["total_bytes"] != each["plan_bytes"] else "") +
+                         ("+" if record["commit"] in DELTA_SLOWER and made["estimated_work"].get("delta") else ""),
+                "windows": each.get("windows", ""), "card": record["card"].upper(), "date": record["date"]})
+        found.append((record, each_row))
+    return found
+
+
+def passes(faults):
+    """Returns Markdown: a heading, a table and the commands of each record."""
+    lines = []
+    for record, each_row in rows():
+        lines += [f"### {record['device']}, {record['date']}, commit {record['commit']}: {record['file']}", "",
+                  f"Driver {record['driver']}, {record['libraries']}; {record['what']}. Planned seconds are estimated today.", "",
+                  "| row | what | tokens | s | s, planned | tokens/s | MFU | GB planned | GB found |", "|---|---|---|---|---|---|---|---|---|"]
+        for row in each_row:
+            faults += [f"docs/measured.md: {row['id']}: the plan has {wrong}" for wrong in row["wrong"]]
+            what, options = name_of(row["options"])
+            what += (f", `{options}`" if options else "") + (f", windows {row['windows']}" if row["windows"] else "")
+            lines.append(f"| <a id=\"{row['id']}\"></a>{row['id']} | {what} | {row['tokens']} | {row['seconds']:.4g} | {row['planned_seconds']:.3g}"
+                         f"{row['marks'].replace('*', '')} | {row['per_second']:.0f} | {100 * row['mfu']:.1f} % | {row['planned'] / 1e9:.2f}"
+                         f"{row['marks'].replace('+', '')} | {row['peak'] / 1e9:.2f} |")
+        lines += ["", "The commands, row by row:", "", *(f"    ./train bp {row['options']}  # {row['id']}" for row in each_row), ""]
+    return "\n".join(lines).replace(" *", " \\*").strip()
+
+
+def ops():
+    """Returns Markdown: single ops of the newest record of each card."""
+    lines = []
+    for record in records("ops"):
+        lines += [f"### {record['device']}, {record['date']}, commit {record['commit']}: {record['file']}", "",
+                  f"Driver {record['driver']}, CUDA {record['cuda']}; {record['what']}, {record['dtype']}. "
+                  f"Device copy {record['copy_gb_per_s']:.0f} GB/s, best square product {record['product_tflop_per_s']:.0f} TFLOP/s.", "",
+                  "| op | of | rows x in (x out) | ms | rate | share of the copy, of the product |", "|---|---|---|---|---|---|"]
+        for op in record["ops"]:
+            rate = f"{op['gb_per_s']:.0f} GB/s" if "gb_per_s" in op else f"{op['tflop_per_s']:.0f} TFLOP/s"
+            lines.append(f"| `{op['op']}` | {op['of']} | {' x '.join(str(op[key]) for key in ('rows', 'in', 'out') if key in op)} | {op['ms']:.3g} | "
+                         f"{rate} | {100 * op.get('share_of_copy', op.get('share_of_product', 0)):.0f} % |")
+        lines.append("")
+    return "\n".join(lines).strip()
+
+
+def nearest(trained, tokens):
+    """Returns our row of all of Qwen3-8B's layers, of the same kind of training, whose length is nearest (0: any); of equal ones the fastest."""
+    like = [row for _, each in rows() for row in each
+            if row["options"].startswith("--init qwen3-8b ") and ("--lora-rank" in row["options"]) == ("lora" in trained)]
+    return min(like, key=lambda row: (abs(math.log(row["tokens"] / (tokens or row["tokens"]))), -row["per_second"]))
+
+
+def published():
+    """Returns Markdown: speeds that others publish, each beside our nearest row."""
+    lines = ["| who | what | card | tokens | tokens/s a GPU | MFU | ours, nearest | ahead | source, read |", "|---|---|---|---|---|---|---|---|---|"]
+    for theirs in long_runs():
+        per_second = float(theirs["tokens_per_second"] or (float(theirs["tokens"]) / float(theirs["seconds"]) / int(theirs["gpus"]) if theirs["seconds"] else 0))
+        if not per_second:
+            continue
+        ours = nearest(theirs["trained"], int(theirs["tokens"] or 0))
+        both = float(theirs["mfu"] or 0), ours["mfu"]
+        ahead = both[0] > both[1] if both[0] else per_second > ours["per_second"]
+        lines.append(f"| {theirs['system']} | {title(theirs['model'])}, {theirs['trained']} | {theirs['gpus']} {title(theirs['gpu'])} | {theirs['tokens'] or 'not stated'} | "
+                     f"{per_second:.0f} | {f'{100 * both[0]:.0f} %' if both[0] else ''} | [{ours['id']}](#{ours['id']}): {ours['tokens']} tokens, "
+                     f"{ours['per_second']:.0f} tokens/s, {100 * both[1]:.0f} % | {ahead} | {theirs['source']}, {theirs['read']} |")
+    return "\n".join(lines)
+
+
+def main():
+    for _, each_row in rows():
+        for row in each_row:
+            print(row["id"], row["options"], f"{row['seconds']:.4g} s, planned {row['planned_seconds']:.4g}", *row["wrong"])
+
+
+if __name__ == "__main__":
+    end(main)
