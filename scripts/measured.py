@@ -17,7 +17,7 @@ import re
 from log_export import end
 from plan_lengths import ROOT, long_runs, plan, title
 
-PEAK = {"h100": 989e12, "h200": 989e12, "a100": 312e12}  # dense bf16, data sheets
+CARD = re.compile(r"[ABH]\d00|L40S|RTX \d{4}")  # of a device's name; small and without the blank a name of --machine
 DELTA_SLOWER = {"6a8115d": 0.19 / 0.072}  # the delta rule's kernels of then over those of now
 USUAL = r" --(logits-chunk 2048|inputs-every 1|inputs device|keep-on device|keep none)\b"  # not worth a word in the table
 
@@ -31,14 +31,14 @@ def records(kind):
         missing = [key for key in ("device", "driver", "date", "commit", "what") if not record.get(key)]
         if missing:
             raise SystemExit(f"{path}: has no {', '.join(missing)}")
-        found.append({**record, "file": os.path.basename(path), "card": re.search("h100|h200|a100|$", record["device"].lower())[0]})
+        found.append({**record, "file": os.path.basename(path), "card": re.search(CARD, record["device"])[0].lower().replace(" ", "")})
     return sorted(found, key=lambda record: (record["date"], record.get("part", 1)), reverse=True)
 
 
 def name_of(options):
     """Returns what a pass computed: "Qwen3-8B, 2 layers, vocabulary 32000" and its unusual options."""
     model, *keys = re.search(r"--init (\S+)", options)[1].split(",")
-    cut = "".join(f", {'vocabulary ' * (key[0] == 'v')}{key.split('=')[1]}{' layers' * (key[0] == 'n')}" for key in keys)  # num_hidden_layers, vocab_size
+    cut = "".join(", " + re.sub(r"num_hidden_layers=(\d+)", r"\1 layers", key).replace("vocab_size=", "vocabulary ") for key in keys)
     rest = re.sub(r"--(init|seq-len) \S+", "", re.sub(USUAL, "", " " + options))
     return title(model) + (cut or ", all layers"), " ".join(rest.split())
 
@@ -52,7 +52,7 @@ def planned(record, each):
     ratio = (each["seconds"] - compiling) / (made["estimated_seconds"] + slower * made["estimated_work"].get("delta", 0))
     wrong = []
     if made["total_bytes"] != each["plan_bytes"] and "since" not in each:  # since: why plans have other bytes
-        wrong.append(f"{made['total_bytes']} bytes, ran with {each['plan_bytes']}")
+        wrong.append(f"plans {made['total_bytes']} bytes, ran with {each['plan_bytes']}")
     if not 0.9 < ratio < (1.2 if made["chunk"] < 2048 else 1.1):
         wrong.append(f"took {ratio:.3f} of the estimated seconds")
     return made, wrong
@@ -69,7 +69,7 @@ def rows():
             tokens = int(re.search(r"--seq-len (\d+)", each["options"])[1])
             each_row.append({
                 "id": f"{record['card']}-{record['commit'][:7]}-{number}", "options": each["options"], "tokens": tokens, "seconds": each["seconds"],
-                "per_second": tokens / each["seconds"], "mfu": made["model_flops"] / each["seconds"] / PEAK[record["card"]],
+                "per_second": tokens / each["seconds"], "mfu": made["estimated_mfu"] * made["estimated_seconds"] / each["seconds"],
                 "planned_seconds": made["estimated_seconds"], "planned": each["plan_bytes"], "peak": each["peak_bytes"], "wrong": wrong,
                 "marks": ("*" if made["total_bytes"] != each["plan_bytes"] else "") +
                          ("+" if record["commit"] in DELTA_SLOWER and made["estimated_work"].get("delta") else ""),
@@ -86,7 +86,7 @@ def passes(faults):
                   f"Driver {record['driver']}, {record['libraries']}; {record['what']}. Planned seconds are estimated today.", "",
                   "| row | what | tokens | s | s, planned | tokens/s | MFU | GB planned | GB found |", "|---|---|---|---|---|---|---|---|---|"]
         for row in each_row:
-            faults += [f"docs/measured.md: {row['id']}: the plan has {wrong}" for wrong in row["wrong"]]
+            faults += [f"docs/measured.md: {row['id']}: {wrong}" for wrong in row["wrong"]]
             what, options = name_of(row["options"])
             what += (f", `{options}`" if options else "") + (f", windows {row['windows']}" if row["windows"] else "")
             lines.append(f"| <a id=\"{row['id']}\"></a>{row['id']} | {what} | {row['tokens']} | {row['seconds']:.4g} | {row['planned_seconds']:.3g}"
@@ -128,7 +128,9 @@ def published():
             continue
         ours = nearest(theirs["trained"], int(theirs["tokens"] or 0))
         both = float(theirs["mfu"] or 0), ours["mfu"]
-        ahead = both[0] > both[1] if both[0] else per_second > ours["per_second"]
+        ahead = "they" if (both[0] > both[1] if both[0] else per_second > ours["per_second"]) else "we"
+        if ahead == "we" and not 1 / 4 <= int(theirs["tokens"] or 0) / ours["tokens"] <= 4:
+            ahead = "lengths differ"
         lines.append(f"| {theirs['system']} | {title(theirs['model'])}, {theirs['trained']} | {theirs['gpus']} {title(theirs['gpu'])} | {theirs['tokens'] or 'not stated'} | "
                      f"{per_second:.0f} | {f'{100 * both[0]:.0f} %' if both[0] else ''} | [{ours['id']}](#{ours['id']}): {ours['tokens']} tokens, "
                      f"{ours['per_second']:.0f} tokens/s, {100 * both[1]:.0f} % | {ahead} | {theirs['source']}, {theirs['read']} |")

@@ -179,7 +179,7 @@ paper 2 --layers x
 # ---- tables ------------------------------------------------------------------------------------------------------------------------
 mkdir -p "$WORK/checkout/scripts" "$WORK/checkout/dev/results"
 cp -r dev/compare "$WORK/checkout/dev"
-cp scripts/tables.py scripts/log_export.py scripts/plan_lengths*.py scripts/plan_methods.py scripts/RESULTS.md "$WORK/checkout/scripts"
+cp scripts/tables.py scripts/measured.py scripts/log_export.py scripts/plan_[lm]*.py scripts/RESULTS.md "$WORK/checkout/scripts"
 shown=scripts/RESULTS.md
 LENGTHS=64 FAKE_PEAK=1024 FAKE_LONGEST=100 fake 0 '--longest --memory-limit 2MiB'
 cp "$WORK/compare/compare.json" "$WORK/checkout/dev/results/compare-fake.json"
