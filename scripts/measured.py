@@ -1,12 +1,10 @@
-#!/usr/bin/env python3
 """The tables of docs/measured.md: passes and ops that ran on a GPU (dev/results/passes-*.json, ops-*.json), and speeds that others publish
 (scripts/paper/long_runs.csv). A row exists only if a record does. Each pass is planned again by `train plan`; a plan that differs is a fault.
-
-    measured.py     prints the rows of all passes; TRAIN=./train
 
 Needs the standard library only. tables.py puts the tables where they are shown.
 """
 
+import collections
 import functools
 import glob
 import json
@@ -14,7 +12,6 @@ import math
 import os
 import re
 
-from log_export import end
 from plan_lengths import ROOT, long_runs, plan, title
 
 CARD = re.compile(r"[ABH]\d00|L40S|RTX \d{4}")  # of a device's name; small and without the blank a name of --machine
@@ -23,16 +20,23 @@ USUAL = r" --(logits-chunk 2048|inputs-every 1|inputs device|keep-on device|keep
 
 
 def records(kind):
-    """Returns dev/results/KIND-*.json, newest first; parts of one day by their number."""
+    """Returns dev/results/KIND-*.json, newest first; parts of one day by their number. card: its name for --machine, or ""."""
     found = []
     for path in glob.glob(os.path.join(ROOT, "dev", "results", f"{kind}-*.json")):
         with open(path, encoding="utf-8") as file:
             record = json.load(file)
-        missing = [key for key in ("device", "driver", "date", "commit", "what") if not record.get(key)]
+        record.setdefault("device", record.get("device_name"))
+        missing = [key for key in ("device", "driver", "date", "commit") if not record.get(key)]
         if missing:
             raise SystemExit(f"{path}: has no {', '.join(missing)}")
-        found.append({**record, "file": os.path.basename(path), "card": re.search(CARD, record["device"])[0].lower().replace(" ", "")})
-    return sorted(found, key=lambda record: (record["date"], record.get("part", 1)), reverse=True)
+        card = re.search(CARD, record["device"])
+        part = re.search(r"\d{4}-\d\d-\d\d-(\d+)\.json$", path)
+        found.append({"part": int(part[1]) if part else 1, **record, "file": os.path.basename(path), "card": card[0].lower().replace(" ", "") if card else ""})
+    return sorted(found, key=lambda record: (record["date"], record["part"]), reverse=True)
+
+
+def heading(record):
+    return [f"### {record['device']}, {record['date']}, commit {record['commit']}: {record['file']}", ""]
 
 
 def name_of(options):
@@ -44,9 +48,12 @@ def name_of(options):
 
 
 def planned(record, each):
-    """Returns today's plan of a pass that ran, and a list of what contradicts it."""
+    """Returns today's plan of a pass that ran, and a list of what contradicts it. A card without a row in machine.h has no plan."""
+    if not record["card"]:
+        return {"estimated_seconds": math.nan, "estimated_mfu": math.nan, "estimated_work": {}, "total_bytes": each["plan_bytes"]}, []
     keep = "" if "--keep" in each["options"] else "--keep none"  # a pass kept nothing unasked
-    made = plan(f"--for bp {keep} --machine {record['card']},host=128GiB --memory-limit {record['memory_limit']} {each['options']}")
+    limit = f"--memory-limit {record['memory_limit']}" if record["memory_limit"] else ""
+    made = plan(f"--for bp {keep} --machine {record['card']},host=128GiB {limit} {each['options']}")
     slower = DELTA_SLOWER.get(record["commit"], 1) - 1
     compiling = 0.8 if each["passes"] == 1 and each["seconds"] > 10 else 0  # the only pass of a process compiles kernels, too
     ratio = (each["seconds"] - compiling) / (made["estimated_seconds"] + slower * made["estimated_work"].get("delta", 0))
@@ -60,30 +67,30 @@ def planned(record, each):
 
 @functools.cache
 def rows():
-    """Returns (record, rows) of each record of passes: what was found, beside today's plan."""
-    found = []
-    for record in records("passes"):
-        each_row = []
-        for number, each in enumerate(record["passes"], 1):
+    """Returns (record, rows) of each record of passes, newest first: what was found, beside today's plan. Rows of a card and commit are counted."""
+    found, count = [], collections.Counter()
+    for record in reversed(records("passes")):
+        each_row, name = [], f"{record['card'] or re.sub('[^a-z0-9]+', '', record['device'].lower())}-{record['commit'][:7]}"
+        for each in record["passes"]:
+            count[name] += 1
             made, wrong = planned(record, each)
             tokens = int(re.search(r"--seq-len (\d+)", each["options"])[1])
             each_row.append({
-                "id": f"{record['card']}-{record['commit'][:7]}-{number}", "options": each["options"], "tokens": tokens, "seconds": each["seconds"],
+                "id": f"{name}-{count[name]}", "options": each["options"], "tokens": tokens, "seconds": each["seconds"],
                 "per_second": tokens / each["seconds"], "mfu": made["estimated_mfu"] * made["estimated_seconds"] / each["seconds"],
                 "planned_seconds": made["estimated_seconds"], "planned": each["plan_bytes"], "peak": each["peak_bytes"], "wrong": wrong,
                 "marks": ("*" if made["total_bytes"] != each["plan_bytes"] else "") +
                          ("+" if record["commit"] in DELTA_SLOWER and made["estimated_work"].get("delta") else ""),
                 "windows": each.get("windows", ""), "card": record["card"].upper(), "date": record["date"]})
         found.append((record, each_row))
-    return found
+    return found[::-1]
 
 
 def passes(faults):
     """Returns Markdown: a heading, a table and the commands of each record."""
     lines = []
     for record, each_row in rows():
-        lines += [f"### {record['device']}, {record['date']}, commit {record['commit']}: {record['file']}", "",
-                  f"Driver {record['driver']}, {record['libraries']}; {record['what']}. Planned seconds are estimated today.", "",
+        lines += [*heading(record), f"Driver {record['driver']}, {record['libraries']}; {record['what']}. Planned seconds are estimated today.", "",
                   "| row | what | tokens | s | s, planned | tokens/s | MFU | GB planned | GB found |", "|---|---|---|---|---|---|---|---|---|"]
         for row in each_row:
             faults += [f"docs/measured.md: {row['id']}: {wrong}" for wrong in row["wrong"]]
@@ -93,15 +100,14 @@ def passes(faults):
                          f"{row['marks'].replace('*', '')} | {row['per_second']:.0f} | {100 * row['mfu']:.1f} % | {row['planned'] / 1e9:.2f}"
                          f"{row['marks'].replace('+', '')} | {row['peak'] / 1e9:.2f} |")
         lines += ["", "The commands, row by row:", "", *(f"    ./train bp {row['options']}  # {row['id']}" for row in each_row), ""]
-    return "\n".join(lines).replace(" *", " \\*").strip()
+    return "\n".join(lines).replace(" nan % ", " - ").replace(" nan ", " - ").strip()
 
 
 def ops():
     """Returns Markdown: single ops of the newest record of each card."""
     lines = []
     for record in records("ops"):
-        lines += [f"### {record['device']}, {record['date']}, commit {record['commit']}: {record['file']}", "",
-                  f"Driver {record['driver']}, CUDA {record['cuda']}; {record['what']}, {record['dtype']}. "
+        lines += [*heading(record), f"Driver {record['driver']}, CUDA {record['cuda']}; {record['what']}, {record['dtype']}. "
                   f"Device copy {record['copy_gb_per_s']:.0f} GB/s, best square product {record['product_tflop_per_s']:.0f} TFLOP/s.", "",
                   "| op | of | rows x in (x out) | ms | rate | share of the copy, of the product |", "|---|---|---|---|---|---|"]
         for op in record["ops"]:
@@ -110,6 +116,21 @@ def ops():
                          f"{rate} | {100 * op.get('share_of_copy', op.get('share_of_product', 0)):.0f} % |")
         lines.append("")
     return "\n".join(lines).strip()
+
+
+def reports():
+    """Returns Markdown: the rows that others have sent (report-*.json), and those of the queue of a GPU (queue-*.json). A CPU's seconds are not quoted."""
+    lines = []
+    for record in records("report") + records("queue"):
+        lines += [*heading(record), f"`{record['command']}`", "", "| row | what | tokens | s | s, planned | GB planned | GB found |", "|---" * 7 + "|"]
+        for number, row in enumerate(record["rows"], 1):
+            name = f"{record['file'].removesuffix('.json')}-{number}"
+            seconds = [f"{row[key]:.3g}" if record["on_gpu"] and row.get(key) else "-" for key in ("seconds", "planned_seconds")]
+            memory = [f"{row[key] / 1e9:.2f}" if row.get(key) else "-" for key in ("plan_bytes", "peak_bytes")]
+            what = " ".join(part for part in (row.get("what", ""), f"`{row.get('options') or row.get('command')}`", row.get("state", "")) if part)
+            lines.append(f"| <a id=\"{name}\"></a>{number} | {what} | {row.get('tokens', '-')} | {' | '.join(seconds + memory)} |")
+        lines.append("")
+    return "\n".join(lines).strip() or "No row has been sent yet."
 
 
 def nearest(trained, tokens):
@@ -123,25 +144,15 @@ def published():
     """Returns Markdown: speeds that others publish, each beside our nearest row."""
     lines = ["| who | what | card | tokens | tokens/s a GPU | MFU | ours, nearest | ahead | source, read |", "|---|---|---|---|---|---|---|---|---|"]
     for theirs in long_runs():
-        per_second = float(theirs["tokens_per_second"] or (float(theirs["tokens"]) / float(theirs["seconds"]) / int(theirs["gpus"]) if theirs["seconds"] else 0))
-        if not per_second:
+        if not theirs["tokens_per_second"] and not theirs["seconds"]:
             continue
+        per_second = float(theirs["tokens_per_second"] or float(theirs["tokens"]) / float(theirs["seconds"]) / int(theirs["gpus"]))
         ours = nearest(theirs["trained"], int(theirs["tokens"] or 0))
         both = float(theirs["mfu"] or 0), ours["mfu"]
         ahead = "they" if (both[0] > both[1] if both[0] else per_second > ours["per_second"]) else "we"
         if ahead == "we" and not 1 / 4 <= int(theirs["tokens"] or 0) / ours["tokens"] <= 4:
             ahead = "lengths differ"
-        lines.append(f"| {theirs['system']} | {title(theirs['model'])}, {theirs['trained']} | {theirs['gpus']} {title(theirs['gpu'])} | {theirs['tokens'] or 'not stated'} | "
-                     f"{per_second:.0f} | {f'{100 * both[0]:.0f} %' if both[0] else ''} | [{ours['id']}](#{ours['id']}): {ours['tokens']} tokens, "
+        what = f"{title(theirs['model'])}, {theirs['trained']} | {theirs['gpus']} {title(theirs['gpu'])} | {theirs['tokens'] or 'not stated'}"
+        lines.append(f"| {theirs['system']} | {what} | {per_second:.0f} | {f'{100 * both[0]:.0f} %' if both[0] else ''} | [{ours['id']}](#{ours['id']}): {ours['tokens']} tokens, "
                      f"{ours['per_second']:.0f} tokens/s, {100 * both[1]:.0f} % | {ahead} | {theirs['source']}, {theirs['read']} |")
     return "\n".join(lines)
-
-
-def main():
-    for _, each_row in rows():
-        for row in each_row:
-            print(row["id"], row["options"], f"{row['seconds']:.4g} s, planned {row['planned_seconds']:.4g}", *row["wrong"])
-
-
-if __name__ == "__main__":
-    end(main)

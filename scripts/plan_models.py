@@ -1,26 +1,17 @@
-#!/usr/bin/env python3
 """The pages docs/models/*.md and the tables of docs/index.md: what fits four cards, how long a step takes, the commands, what is refused, what ran.
 All of it is planned by `train plan`, seconds are estimated; one plan has the ways of all weights and of LoRA, so a page takes at most 24 of them.
 
-    plan_models.py --again [N]     plans the commands of the pages again, every one or N of each page; exit status 1 if one has other bytes; TRAIN=./train
-
-Needs the standard library only. tables.py puts the tables where they are shown.
+Needs the standard library only. tables.py puts the tables where they are shown; test/scripts/test_pages.py plans the commands again.
 """
 
 import functools
-import glob
-import os
 import re
-import shlex
 import subprocess
-import sys
 
 import measured
 import plan_lengths
-from log_export import end
 from plan_lengths import ROOT, plan, tokens
 
-# page: its title; the notes that the program does not print
 MODELS = {"qwen3-0.6b": "Qwen3-0.6B", "qwen3-4b": "Qwen3-4B", "qwen3-8b": "Qwen3-8B", "qwen3-32b": "Qwen3-32B", "qwen3.5-9b": "Qwen3.5-9B",
           "qwen3.8-27b": "Qwen3.8-27B", "qwen3.6-35b-a3b": "Qwen3.6-35B-A3B", "qwen3-30b-a3b": "Qwen3-30B-A3B", "llama3.1-8b": "Llama-3.1-8B",
           "gpt-oss-20b": "gpt-oss-20b", "gemma4-31b": "Gemma 4 31B", "ministral3-8b": "Ministral 3 8B"}
@@ -48,16 +39,13 @@ def planned(model, machine, length, bits):
             for name, each in ways.items()}
 
 
-def way_of(model, machine, length, way):
-    return planned(model, machine, length, way == WAYS[2]).get(way)
-
-
 def row_of(model, machine, way):
     """Returns the longest length, {length: way} of those that fit, and the length whose command is shown: 32k if it fits, else the longest that does."""
-    first = way_of(model, machine, "32k", way)
+    bits = way == WAYS[2]
+    first = planned(model, machine, "32k", bits).get(way)
     if not first or not first["longest"]:
         return 0, {}, None
-    found = {length: way_of(model, machine, length, way) for length, n in LENGTHS.items() if n <= first["longest"]}
+    found = {length: planned(model, machine, length, bits).get(way) for length, n in LENGTHS.items() if n <= first["longest"]}
     found = {length: each for length, each in found.items() if each and each["fits"]}
     return first["longest"], found, "32k" if "32k" in found else max(found, key=LENGTHS.get, default=None)
 
@@ -125,29 +113,3 @@ def index():
                      for longest, found, _ in rows]
             lines.append(f"| [{name}](models/{model}.md) | " + " | ".join(cells) + " |")
     return "\n".join(lines)
-
-
-def again(most):
-    """Plans the commands of the pages again; returns whether one has other bytes than its page says."""
-    wrong = count = 0
-    for number, path in enumerate(sorted(glob.glob(os.path.join(ROOT, "docs", "models", "*.md")))):
-        with open(path, encoding="utf-8") as file:
-            found = re.findall(r"planned (.*) with `--machine (\S+)`:\n\n {4}(.*)\n", file.read())
-        for said, machine, command in [found[(5 * number + each) % len(found)] for each in range(most or len(found))]:
-            made = plan(" ".join(["--machine", machine, *shlex.split(command)[2:]]))
-            count += 1
-            if not made["fits"] or memory(made) != said:
-                wrong += 1
-                print(f"{os.path.relpath(path, ROOT)}: {machine}: {memory(made)}, not {said}: {command}", file=sys.stderr)
-    print(f"{count} commands planned again, {wrong} otherwise")
-    return wrong > 0 or not count
-
-
-def main():
-    if sys.argv[1:2] != ["--again"] or len(sys.argv) > 3:
-        raise SystemExit(__doc__)
-    return again(int(sys.argv[2]) if len(sys.argv) > 2 else 0)
-
-
-if __name__ == "__main__":
-    end(main)

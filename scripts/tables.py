@@ -241,7 +241,7 @@ def compare_short():
 TABLES = {"fit": fit, "lengths-short": lengths_short, "compare-short": compare_short, "lengths": lengths, "experts": experts,
           "recipes": recipes, "trained": trained, "passes": passes, "methods": methods, "further": plan_methods.table, "scale": scale,
           "mixed": plan_lengths_mixed.table, "compare": compare, "tests": tests, "passes-measured": lambda: measured.passes(faults),
-          "ops-measured": measured.ops, "published": measured.published}
+          "ops-measured": measured.ops, "reports": measured.reports, "published": measured.published}
 PAGES = {**{name: functools.partial(plan_models.page, name) for name in plan_models.MODELS}, "models": plan_models.index}
 QUICK = list(TABLES)
 TABLES.update(PAGES)

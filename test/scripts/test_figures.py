@@ -18,7 +18,7 @@ UNIT = r"(?:%|(?:s|ms|us|h|seconds?|minutes?|hours?)\b|(?:k )?tokens/s|[TG]FLOP/
 FIGURE = re.compile(rf"(?<![\w.,-])(\d[\d.,]*)(?:(?: to |, | and |-)\d[\d.,]*)* ?{UNIT}")
 HEAD = re.compile(r"^(s|s .*|seconds.*|.*tokens/s.*|MFU|peak|memory.*|GB.*|GiB.*|.*TFLOP/s.*)$", re.I)
 CARD = re.compile(r"\b(8|12|16|24|40|48|80|95|141) GB\b(?! a rank)|\bhosts? (memory )?(of )?\d[\d.]* [GT]i?B|\b\d[\d.]* [GT]i?B of host memory")
-ROW = re.compile(r"measured\.md#((?:[a-z0-9]+-[0-9a-f]{7}-\d+))")
+ROW = re.compile(r"measured\.md#([a-z0-9-]+-\d+)\b")
 LOG = "measured.md#in-the-log-without-a-record"
 SETTINGS = {  # defaults of options, bounds of tests, sizes of samples: nobody's measurement
     "README.md": ("30 minutes",),

@@ -154,7 +154,7 @@ def main():
         with open(path, encoding="utf-8") as file:
             text = file.read()
         lines = [line for line in blocks(text) if COMMAND.match(line)]
-        lines = lines[: None if not path.startswith("docs/models/") else 1]  # plan_models.py --again plans them all
+        lines = lines[: None if not path.startswith("docs/models/") else 1]  # test_pages.py plans them all
         broken = list(bad_links(path, text)) + ([] if path != "README.md" or is_short(text.split("\n")) else ["too long"])
         passed += not broken
         failed += len(broken)
