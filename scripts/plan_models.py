@@ -16,6 +16,7 @@ MODELS = {"qwen3-0.6b": "Qwen3-0.6B", "qwen3-4b": "Qwen3-4B", "qwen3-8b": "Qwen3
           "qwen3.8-27b": "Qwen3.8-27B", "qwen3.6-35b-a3b": "Qwen3.6-35B-A3B", "qwen3-30b-a3b": "Qwen3-30B-A3B", "llama3.1-8b": "Llama-3.1-8B",
           "gpt-oss-20b": "gpt-oss-20b", "gemma4-31b": "Gemma 4 31B", "ministral3-8b": "Ministral 3 8B"}
 IMAGES = ("qwen3.5", "qwen3.6", "qwen3.8", "gemma4", "ministral3")  # folders of these hold a model of images, too
+SHAPES = {"qwen3.6-35b-a3b": "qwen3.5-35b-a3b"}  # has the same shapes
 MACHINES = {"12 GB, host 64 GiB": "rtx3060,host=64GiB", "24 GB, host 128 GiB": "rtx4090,host=128GiB", "80 GB, host 225 GiB": "h100,host=225GiB",
             "141 GB, host 225 GiB": "h200,host=225GiB"}
 LENGTHS = {"4k": 4096, "32k": 32768, "128k": 131072}
@@ -76,7 +77,7 @@ def ran(model):
     return [f"- {row['card']}, {row['date']}: {' `'.join(part for part in measured.name_of(row['options']) if part)}"
             f"{'`' * bool(measured.name_of(row['options'])[1])}, {row['tokens']} tokens: {row['seconds']:.4g} s, {row['peak'] / 1e9:.2f} GB "
             f"([{row['id']}](../measured.md#{row['id']}))"
-            for _, each in measured.rows() for row in each if re.match(f"--init {re.escape(model)}[ ,]", row["options"])]
+            for _, each in measured.rows() for row in each if re.match(f"--init {re.escape(SHAPES.get(model, model))}[ ,]", row["options"])]
 
 
 def page(model):
