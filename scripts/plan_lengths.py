@@ -111,10 +111,13 @@ POINTS = [  # ways in the picture: name, options
 ]
 
 
-def published():
+def long_runs():
     with open(os.path.join(ROOT, "scripts", "paper", "long_runs.csv"), newline="", encoding="utf-8") as file:
-        rows = csv.DictReader(line for line in file if not line.startswith("#"))
-        return {(row["system"], row["model"], int(row["gpus"]), row["gpu"]): row for row in rows}
+        return list(csv.DictReader(line for line in file if not line.startswith("#")))
+
+
+def published():
+    return {(row["system"], row["model"], int(row["gpus"]), row["gpu"]): row for row in long_runs()}
 
 
 def plan(options):
@@ -146,7 +149,7 @@ def places(made):
 
 def title(name):
     """Returns the name of a model or a card as its makers write it."""
-    for ours, theirs in (("llama", "Llama-"), ("qwen", "Qwen"), ("h100", "H100"), ("rtx", "RTX "), ("gb", " GB"), ("gh200", "GH200"), ("qlora", "QLoRA")):
+    for ours, theirs in (("llama", "Llama-"), ("qwen", "Qwen"), ("h100", "H100"), ("rtx", "RTX "), ("gb", " GB"), ("gh200", "GH200"), ("h200", "H200"), ("qlora", "QLoRA")):
         name = name.replace(ours, theirs)
     return name[:-1] + name[-1].upper() if name[-2:-1].isdigit() else name
 

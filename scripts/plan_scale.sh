@@ -20,7 +20,7 @@ GIB=$(awk -v bytes="$(usable_bytes h100)" 'BEGIN { printf "%.1f", bytes / 2^30 }
 GPU_CHUNKS="--chunk 4096 --logits-chunk 2048" # the chunks of op set "cuda", for any build
 PAPER_ADAM="--grad-dtype bf16 --moments bf16 --master none"
 
-long_runs() { grep -E '^(ALST|TRL),(qwen3|llama3.1)-8b,' scripts/paper/long_runs.csv; } # runs of these two models
+long_runs() { grep -E '^(ALST|TRL),(qwen3|llama3.1)-8b,[0-9]*,h100,' scripts/paper/long_runs.csv; } # runs of these two models
 
 # plan MODEL RANKS SP ZERO T [more options]: prints JSON
 plan() {

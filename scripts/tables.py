@@ -4,7 +4,8 @@ measurements in dev/results (test-*.json, which `make test-gpu` writes; compare-
 
     tables.py [NAME...]            prints them; TRAIN=./train
     tables.py --write [NAME...]    puts them where they are shown
-    tables.py --check [NAME...]    exit status 1 if the files show other tables, a recipe does not fit, or a length is not reached
+    tables.py --check [NAME...]    exit status 1 if the files show other tables, a recipe does not fit, a length is not reached, or a pass ran otherwise
+    tables.py --check --quick      all but the pages of models, which take minutes
 
 Needs the standard library only. A device without results is listed, too: the text says that nothing has run on it.
 """
@@ -18,9 +19,11 @@ import subprocess
 import sys
 import tempfile
 
+import measured
 import plan_lengths
 import plan_lengths_mixed
 import plan_methods
+import plan_models
 from log_export import end
 from plan_lengths import ROOT, plan, tokens
 
@@ -237,12 +240,17 @@ def compare_short():
 
 TABLES = {"fit": fit, "lengths-short": lengths_short, "compare-short": compare_short, "lengths": lengths, "experts": experts,
           "recipes": recipes, "trained": trained, "passes": passes, "methods": methods, "further": plan_methods.table, "scale": scale,
-          "mixed": plan_lengths_mixed.table, "compare": compare, "tests": tests}
+          "mixed": plan_lengths_mixed.table, "compare": compare, "tests": tests, "passes-measured": lambda: measured.passes(faults),
+          "ops-measured": measured.ops, "reports": measured.reports, "published": measured.published}
+PAGES = {**{name: functools.partial(plan_models.page, name) for name in plan_models.MODELS}, "models": plan_models.index}
+QUICK = list(TABLES)
+TABLES.update(PAGES)
 
 
 def main():
     mode = sys.argv[1] if sys.argv[1:2] in (["--write"], ["--check"]) else ""
     names = sys.argv[1 + bool(mode) :] or list(TABLES)
+    names = QUICK if names == ["--quick"] else names
     if not set(names) <= set(TABLES):
         raise SystemExit(f"{__doc__}\nNames: {', '.join(TABLES)}")
     pages = {}

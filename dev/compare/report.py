@@ -1,4 +1,4 @@
-"""Turns records into rows, checks, Markdown and CSV. scripts/tables.py makes scripts/RESULTS.md's tables with `markdown`."""
+"""Turns records into rows, checks, Markdown and CSV. scripts/tables.py makes docs/measured.md's tables with `markdown`."""
 
 import csv
 import statistics

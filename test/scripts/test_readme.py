@@ -114,10 +114,11 @@ def fault_of(words):
 
 
 def headings(path):
-    """The anchors of a file's headings, as GitHub makes them."""
+    """The anchors of a file: of its headings, as GitHub makes them, and its own."""
     with open(path, encoding="utf-8") as file:
-        titles = re.findall(r"^#+ (.*)$", file.read(), re.M)
-    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+        text = file.read()
+    titles = re.findall(r"^#+ (.*)$", text, re.M)
+    return set(re.findall(r'<a id="([^"]+)">', text)) | {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 def bad_links(path, text):
@@ -153,6 +154,7 @@ def main():
         with open(path, encoding="utf-8") as file:
             text = file.read()
         lines = [line for line in blocks(text) if COMMAND.match(line)]
+        lines = lines[: None if not path.startswith("docs/models/") else 1]  # test_pages.py plans them all
         broken = list(bad_links(path, text)) + ([] if path != "README.md" or is_short(text.split("\n")) else ["too long"])
         passed += not broken
         failed += len(broken)

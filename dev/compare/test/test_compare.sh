@@ -177,10 +177,11 @@ FAKE_LOSS=1.1 paper 1 --tables 1 --contenders fake --contender "$FAKE"
 paper 2 --layers x
 
 # ---- tables ------------------------------------------------------------------------------------------------------------------------
-mkdir -p "$WORK/checkout/scripts" "$WORK/checkout/dev/results"
+mkdir -p "$WORK/checkout/scripts" "$WORK/checkout/docs" "$WORK/checkout/dev/results"
 cp -r dev/compare "$WORK/checkout/dev"
-cp scripts/tables.py scripts/log_export.py scripts/plan_lengths*.py scripts/plan_methods.py scripts/RESULTS.md "$WORK/checkout/scripts"
-shown=scripts/RESULTS.md
+cp scripts/tables.py scripts/measured.py scripts/log_export.py scripts/plan_[lm]*.py "$WORK/checkout/scripts"
+cp docs/measured.md "$WORK/checkout/docs"
+shown=docs/measured.md
 LENGTHS=64 FAKE_PEAK=1024 FAKE_LONGEST=100 fake 0 '--longest --memory-limit 2MiB'
 cp "$WORK/compare/compare.json" "$WORK/checkout/dev/results/compare-fake.json"
 check 'a new file is missed' [ "$(python3 "$WORK/checkout/scripts/tables.py" --check compare 2>&1)" = \
