@@ -1,9 +1,11 @@
 #!/bin/sh
 # Makes archives for machines without a compiler, in dist/ (make dist): scripts/dist.sh [cpu|all ...]
-# cpu: the program for CPUs, every type; the same bytes from the same commit and toolchain. all: with CUDA, whose libraries are
-# found at run time. Without a word both; CUDA's is left out if there is no nvcc.
+# cpu: the program for CPUs, every type. all: with CUDA, whose libraries are found at run time. Without a word both; CUDA's is left out
+# if there is no nvcc. They hold tracked files of this checkout. From one commit and toolchain the CPU's has the same bytes everywhere,
+# CUDA's in a folder of the same name: nvcc makes names of kernels from it. parts.txt in them says which C library is needed.
 # scripts/dist.sh tree FOLDER [cpu|all]: only the program, parts.txt and licences of its static parts, into a new folder.
-# parts.txt says which C library runs the program. GLIBC=2.17: an older one (pip install ziglang, which then links; PYTHON has it). NVCC, ARCHS, CJSON, CUDNN_FRONTEND: of make. DIST: another folder. Packs the tracked files of a checkout.
+# GLIBC=2.17: for an older C library (pip install ziglang, which then links; PYTHON has it). NVCC, ARCHS, CJSON, CUDNN_FRONTEND: of make.
+# DIST [dist]: another folder for the archives.
 set -eu
 cd "$(dirname "$0")/.."
 LC_ALL=C
