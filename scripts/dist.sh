@@ -1,9 +1,11 @@
 #!/bin/sh
 # Makes archives for machines without a compiler, in dist/ (make dist): scripts/dist.sh [cpu|all ...]
-# cpu: the program for CPUs, every type; the same bytes from the same commit and toolchain. all: with CUDA, whose libraries are
-# found at run time. Without a word both; CUDA's is left out if there is no nvcc.
+# cpu: the program for CPUs, every type. all: with CUDA, whose libraries are found at run time. Without a word both; CUDA's is left out
+# if there is no nvcc. They hold tracked files of this checkout. From one commit and toolchain the CPU's has the same bytes everywhere,
+# CUDA's in a folder of the same name: nvcc makes names of kernels from it. parts.txt in them says which C library is needed.
 # scripts/dist.sh tree FOLDER [cpu|all]: only the program, parts.txt and licences of its static parts, into a new folder.
-# parts.txt says which C library runs the program. GLIBC=2.17: an older one (pip install ziglang, which then links; PYTHON has it). NVCC, ARCHS, CJSON, CUDNN_FRONTEND: of make. DIST: another folder. Packs the tracked files of a checkout.
+# GLIBC=2.17: for an older C library (pip install ziglang, which then links; PYTHON has it). NVCC, ARCHS, CJSON, CUDNN_FRONTEND: of make.
+# DIST [dist]: another folder for the archives.
 set -eu
 cd "$(dirname "$0")/.."
 LC_ALL=C
@@ -31,17 +33,18 @@ package_of() { # file; Debian's and Ubuntu's packages
     echo "$(dpkg-query -W -f '${source:Package} ${source:Version}\n' "$package" | sed 1q) /usr/share/doc/$package/copyright $1"
 }
 wheel_of() { # file, name of a wheel; in a toolkit of wheels, or a folder of pip install --target
-    root=${1%/lib*/*} root=${root%/include/*}
+    case $1 in */include/*) root=${1%/include/*} ;; *) root=${1%/lib*/*} ;; esac
+    root=${root%/targets/*}
     for info in "$root"/dist-info/$2-*.dist-info "$root"/$2-*.dist-info; do
-        [ ! -d "$info" ] || { echo "$2 $(echo "$info" | sed 's/.*-\(.*\)\.dist-info/\1/') $(ls "$info"/licenses/* "$info"/LICENSE* 2>/dev/null | head -n 1) $1"; return; }
+        [ ! -d "$info" ] || { echo "$2 $(echo "$info" | sed 's/.*-\(.*\)\.dist-info/\1/') $info/licenses $1"; return; }
     done
     [ ! -f "$root/EULA.txt" ] || { echo "$2 $(sed -n 's/.*"version" : "\(.*\)".*/\1/p' "$root/version.json" | head -n 1) $root/EULA.txt $1"; return; }
     return 1
 }
-# Prints the header of cuDNN's front end, which is compiled in, if there is one
+# Prints headers of cuDNN's front end, whose code is compiled in, if there is one
 front_end() {
     for word in $(grep -h -e -DHAVE_CUDNN "${program%/*}"/cuda-bf16/ops_flags build/cuda-bf16-portable/ops_flags 2>/dev/null | head -n 1); do
-        [ ! -f "$word/cudnn_frontend.h" ] || { echo "$word/cudnn_frontend.h" && return; }
+        [ ! -f "$word/cudnn_frontend.h" ] || { ls "$word/cudnn_frontend.h" "$word"/cudnn_frontend/thirdparty/*/json.hpp && return; }
     done
 }
 parts_of() { # cpu or all
@@ -54,6 +57,7 @@ parts_of() { # cpu or all
         case $file in
         */libcud*_static.a | */libcudadevrt.a | */libculibos.a) wheel_of "$file" nvidia_cuda_runtime || package_of "$file" ;;
         */cudnn_frontend.h) wheel_of "$file" nvidia_cudnn_frontend || package_of "$file" ;;
+        */json.hpp) echo "nlohmann_json $(sed -n 's/.*version \([0-9.]*\)$/\1/p' "$file" | head -n 1) ${file%/*}/LICENSE.MIT $file" ;;
         *) package_of "$file" ;;
         esac || stop "$program links $file, of which no package tells the licence; install it by the package manager"
     done <"$work/static"
@@ -89,8 +93,8 @@ tree() { # folder, cpu or all
     strip --strip-all --remove-section=.note.gnu.build-id --remove-section=.comment "$1/streambp"
     while read -r name version licence file; do
         [ -s "$licence" ] || stop "$name, in $file: its licence is not in ${licence:-any file}"
-        cp "$licence" "$1/licenses/$name.txt"
-        for text in $(grep -o '/usr/share/common-licenses/[A-Za-z0-9.-]*[A-Za-z0-9]' "$licence"); do cp -L "$text" "$1/licenses"; done
+        if [ -d "$licence" ]; then cat "$licence"/*; else cat "$licence"; fi >"$1/licenses/$name.txt"
+        for text in $(grep -o '/usr/share/common-licenses/[A-Za-z0-9.-]*[A-Za-z0-9]' "$1/licenses/$name.txt"); do cp -L "$text" "$1/licenses"; done
     done <"$work/parts"
     {
         "$program" --version
