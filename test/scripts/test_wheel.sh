@@ -1,0 +1,174 @@
+#!/bin/sh
+# scripts/wheel.py: a wheel of the portable program, not optimised, in a fresh environment: prepare, train, convert, and transformers
+# loads the result. Its tag is no older than the C library's newest symbol in the program. The environment has the packages of a
+# Python found here; with ALL_CASES pip installs them from its index.
+. test/cli.sh
+. test/find_python.sh
+root=$PWD
+build=build/test-portable
+find_auditwheel() { # or make a Python that has it, and set $python
+    find_python auditwheel
+    [ -z "$python" ] || return 0
+    python=build/auditwheel/bin/python
+    has_modules "$python" auditwheel && return
+    { [ "${DEPS:-}" != skip ] && python3 -m venv build/auditwheel && "$python" -m pip install -q auditwheel; } >"$WORK/log" 2>&1 || python=
+}
+find_auditwheel
+if [ -z "$python" ]; then
+    skip 'the wheel' "no Python has auditwheel ($(tail -n 1 "$WORK/log"))"
+    finish
+    exit
+fi
+auditwheel=$python
+find_or_make_python
+if [ -z "$python" ] || ! has_modules "$python" pip; then
+    skip 'the wheel' 'no Python has pip, tokenizers, jinja2 and numpy (PYTHON=... names one)'
+    finish
+    exit
+fi
+if ! portable_build >"$WORK/log" 2>&1; then
+    skip 'the wheel' "there is no portable build ($(grep -v '^make' "$WORK/log" | tail -n 1))"
+    finish
+    exit
+fi
+
+# ---- the file ---------------------------------------------------------------------------------------------------------------
+mkdir "$WORK/licences"
+cp LICENSE "$WORK/licences"
+cp LICENSE "$WORK/licences/cJSON"
+strip -o "$WORK/program" "$build/train"
+wheel() { "$auditwheel" scripts/wheel.py "$1" "$WORK/licences" "$2" >"$WORK/out" 2>"$WORK/err"; } # program, folder
+refuses_wheel() { # what, pattern, command
+    what=$1 pattern=$2
+    shift 2
+    "$@" >"$WORK/out" 2>"$WORK/err" && fail "$what"
+    check "$what: '$pattern' ($(cat "$WORK/err"))" [ "$(grep -c "^wheel.py: .*$pattern" "$WORK/err")-$(wc -l <"$WORK/err")" = 1-1 ]
+}
+check 'a wheel' wheel "$WORK/program" "$WORK/dist"
+file=$(cat "$WORK/out")
+check 'whose name is printed' [ -f "$file" ]
+check 'the same bytes again' sh -c "cp '$file' '$WORK/first' && sleep 1 && '$auditwheel' scripts/wheel.py '$WORK/program' '$WORK/licences' '$WORK/dist' >/dev/null && cmp '$WORK/first' '$file'"
+tag=$(echo "$file" | sed -n "s|^$WORK/dist/streambp_c-$(cat VERSION)-py3-none-manylinux_\(2_[0-9]*\)_$(uname -m)\.whl\$|\1|p" | tr _ .)
+newest=$(objdump -T "$WORK/program" | grep -o 'GLIBC_[0-9.]*' | sort -u -V | tail -n 1)
+echo "the program's newest symbol: $newest, the wheel's tag: $tag"
+check "its tag, $tag, is not below $newest" [ "$(printf '%s\n' "${newest#GLIBC_}" "$tag" | sort -V | tail -n 1)-${newest#GLIBC_}" = "$tag-${newest#GLIBC_}" ]
+check 'nor above it' [ "$("$auditwheel" -m auditwheel show "$file" | tr '\n' ' ' | grep -c "platform tag: \"manylinux_2_${tag#2.}_")-$((${tag#2.} <= ${newest#GLIBC_2.} + 1))" = 1-1 ]
+python3 - "$file" VERSION >"$WORK/out" 2>"$WORK/err" <<'END'
+import base64, csv, hashlib, sys, zipfile
+archive = zipfile.ZipFile(sys.argv[1])
+info = f"streambp_c-{open(sys.argv[2]).read().strip()}.dist-info"
+read = lambda name: archive.read(name).decode()
+rows = {name: (code, size) for name, code, size in csv.reader(read(f"{info}/RECORD").splitlines())}
+assert rows.pop(f"{info}/RECORD") == ("", "")
+assert {*rows, f"{info}/RECORD"} == {*archive.namelist()}, {*rows} ^ {*archive.namelist()}
+for name, (code, size) in rows.items():
+    text = archive.read(name)
+    assert code == "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(text).digest()).decode().rstrip("=") and int(size) == len(text), name
+assert {name.split("/")[0] for name in rows} == {"streambp_c", info}, "a top-level name that is not ours"
+runs = {entry.filename for entry in archive.infolist() if entry.external_attr >> 16 & 0o111}
+assert runs == {"streambp_c/streambp"}, runs
+assert f"Tag: {sys.argv[1][sys.argv[1].index('py3-'):-4]}\n" in read(f"{info}/WHEEL") and "Root-Is-Purelib: false\n" in read(f"{info}/WHEEL")
+head, text = read(f"{info}/METADATA").split("\n\n", 1)
+assert text == open("README.md", encoding="utf-8").read() and "\nName: streambp-c\n" in head and "Extra" not in head, head
+for name in "LICENSE", "cJSON":
+    assert f"\nLicense-File: {name}\n" in head and f"{info}/licenses/{name}" in rows, name
+END
+check "its RECORD, names and METADATA ($(tail -n 1 "$WORK/err"))" [ $? = 0 ]
+
+# ---- what is no wheel; one with CUDA ----------------------------------------------------------------------------------------
+echo 'int pcre2_config_8(int, void *); int main(void) { return pcre2_config_8(0, 0); }' >"$WORK/needs.c"
+${CC:-cc} "$WORK/needs.c" -lpcre2-8 -o "$WORK/needs"
+refuses_wheel 'a program that other machines cannot start' 'build it with PORTABLE=1' wheel "$WORK/needs" "$WORK/none"
+echo 'no program' >"$WORK/text"
+refuses_wheel 'no program' 'auditwheel names no tag' wheel "$WORK/text" "$WORK/none"
+has_modules python3 auditwheel || refuses_wheel 'a Python without auditwheel' 'pip install auditwheel' python3 scripts/wheel.py "$WORK/program" "$WORK/licences" "$WORK/none"
+check 'nothing is left of them' [ -z "$(ls "$WORK/none" 2>/dev/null)" ]
+echo '#include <stdio.h>
+int main(void) { return puts("libcublasLt.so.13") < 0; }' >"$WORK/cuda.c"
+${CC:-cc} "$WORK/cuda.c" -o "$WORK/cuda"
+check 'a wheel with CUDA' wheel "$WORK/cuda" "$WORK/cuda-dist"
+python3 -m zipfile -e "$(cat "$WORK/out")" "$WORK/cuda-wheel"
+for name in $(sed -n 's/^Requires-Dist: \(nvidia[^>]*\)>=[0-9.]*,<[0-9]*; extra == "cuda"$/\1/p' "$WORK"/cuda-wheel/*.dist-info/METADATA); do
+    check "$name has a library that the program opens" grep -rqF "\"$(echo "$name" | sed 's/-cu13$/-cu/; s/.*nvrtc/libnvrtc/')" llmc/ops/cuda
+done
+check 'four packages of NVIDIA' [ "$(grep -c '^Requires-Dist: nvidia.*; extra == "cuda"$' "$WORK"/cuda-wheel/*.dist-info/METADATA)" = 4 ]
+
+# ---- installed --------------------------------------------------------------------------------------------------------------
+venv=$WORK/venv
+"$python" -m venv --without-pip "$venv"
+site=$(echo "$venv"/lib/python3*/site-packages)
+if [ "${ALL_CASES:-0}" = 1 ]; then set -- ; else
+    set -- --no-index --no-deps
+    "$python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])' >"$site/found.pth"
+fi
+(cd "$venv" && find . | sort) >"$WORK/before"
+pip() { "$python" -m pip --python "$venv/bin/python" --disable-pip-version-check "$@" >"$WORK/log" 2>&1; }
+check 'the wheel is installed' pip install "$@" "$file"
+streambp=$venv/bin/streambp program=$site/streambp_c/streambp
+check 'the command' [ -x "$streambp" ]
+check 'what it needs is there' pip show streambp-c
+check 'by its names' [ "$(sed -n 's/^Requires: //p' "$WORK/log")" = 'jinja2, numpy, pyarrow, tokenizers' ]
+check 'no module streambp' sh -c "! '$venv/bin/python' -c 'import streambp' 2>/dev/null"
+vocabulary=$("$python" test/scripts/example_files.py "$WORK/files") || fail test/scripts/example_files.py
+cd "$WORK" || exit 1
+PATH=$venv/bin:$PATH OMP_NUM_THREADS=1
+export PATH OMP_NUM_THREADS
+says_of() { # exit code, pattern, words of streambp
+    code=$1 pattern=$2
+    shift 2
+    streambp "$@" >out 2>err
+    check "exit $code of: streambp $*" [ $? = "$code" ]
+    check "streambp $* says '$pattern' ($(tail -n 1 err))" grep -q -- "$pattern" out err
+}
+says_of 0 "^streambp.c $(cat "$root/VERSION"), commit" --version
+says_of 0 '^usage: streambp prepare' prepare --help
+says_of 2 "^streambp: 'nothing' is not a verb, .*; see streambp --help" nothing
+says_of 1 '^streambp: ' info --model nowhere
+says_of 2 '^streambp prepare: .*see streambp prepare --help' prepare --nothing
+says_of 1 '^streambp prepare: ' prepare --tokenizer nowhere --out shards files/known.jsonl
+says_of 0 '^next: streambp --model' prepare --tokenizer files/tokenizer --out shards --workers 1 files/known.jsonl
+tiny=qwen3,hidden_size=32,intermediate_size=48,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,head_dim=8,vocab_size=$vocabulary
+says_of 0 '^try it   streambp sample --model run' --init "$tiny" --data 'shards/train-*.bin' --seq-len 512 --steps 3 --out run
+check 'three steps' [ "$(grep -c '"loss"' run/log.jsonl)" -ge 3 ]
+says_of 0 'tuned' convert --model run --out tuned
+cp files/tokenizer/*.json tuned
+says_of 0 . prepare --tokenizer files/tokenizer --out other --workers 1 files/other.jsonl
+says_of 0 . eval --model tuned --data other/train-00000.bin --seq-len 1024 --json
+loss=$(json loss)
+says_of 0 . sample --model tuned --chat --prompt 'What is two and two?' --temperature 0 --max-new-tokens 256 --json
+cp out sample
+echo "by python -m: $(python -m streambp_c --version | head -n 1)"
+check 'python -m streambp_c' [ "$(python -m streambp_c --version)" = "$("$program" --version)" ]
+
+# Signals, the environment, the process: those of the program itself.
+mkdir "$site/nvidia"
+: >out
+STREAMBP_LIBRARIES=/mine env --default-signal=INT,PIPE "$streambp" --init "$tiny" --data 'shards/train-*.bin' --seq-len 512 --steps 100000 --out stopped >out 2>err &
+for _ in $(seq 1200); do ! grep -q '^step  *[1-9]' out || break; sleep 0.05; done
+check 'the process is the program' [ "$(readlink /proc/$!/exe)" = "$program" ]
+check "NVIDIA's libraries are searched after the user's folders" sh -c "tr '\0' '\n' </proc/$!/environ | grep -qE '^STREAMBP_LIBRARIES=/mine:(.*:)?$site/nvidia'"
+kill -INT $!
+wait $!
+check 'Ctrl-C: exit 130' [ $? = 130 ]
+says err 'stopped by SIGINT after step .* of 100000: it is saved in stopped/checkpoint-'
+check 'and prints the command to type' grep -q '^    streambp train --resume --out stopped$' err
+rmdir "$site/nvidia"
+(sleep 0.3; env --default-signal=PIPE "$streambp" --help all; echo $? >status) 2>/dev/null | true
+check 'a closed pipe ends it: 141' [ "$(cat status)" = 141 ]
+chmod -x "$program"
+says_of 1 '^streambp: .*reinstall the wheel: pip install' --version
+chmod +x "$program"
+cd "$root" || exit 1
+find_python 'torch, transformers, numpy'
+if [ -n "$python" ]; then
+    PYTHONPATH=test/data "$python" test/scripts/example_check.py "$WORK/tuned" "$WORK/other/train-00000.bin" "$WORK/sample" "$loss" >"$WORK/checks" 2>"$WORK/err" ||
+        cat "$WORK/checks" "$WORK/err"
+    check 'transformers loads the folder, with the same loss and answer' grep -qE '^[0-9]+ passed, 0 failed, 0 skipped$' "$WORK/checks"
+else
+    skip "the wheel's result in transformers" 'no Python has torch and transformers (PYTHON=... names one)'
+fi
+find_or_make_python
+check 'it is uninstalled' pip uninstall -y streambp-c
+(cd "$venv" && find . | sort) >"$WORK/after"
+check 'and leaves nothing' [ "${ALL_CASES:-0}" = 1 -o "$(diff "$WORK/before" "$WORK/after" | head -n 5)" = '' ]
+finish
