@@ -6,6 +6,7 @@
 # make test-since the tests that read a file changed since a commit (REV=HEAD)
 # make test-gpu   the tests on a GPU, every op against op set "cpu"; writes dev/results/
 # make install    as streambp into PREFIX/bin (/usr/local)
+# make dist       archives for other machines, in dist/: of the CPU, and with CUDA if nvcc is found
 # make fuzz       libFuzzer on every parser (TARGET=, SECONDS=); needs clang
 # make bench      measures ratios of speed, within one run (LLMC=<llm.c checkout> to compare with llm.c)
 # make format, make lint, make check-cxx, make clean
@@ -75,7 +76,7 @@ CPU_FOLDERS  := $(foreach s,$(filter cpu-%,$(SETS)),$(call folder_of,$(s)))
 CUDA_FOLDERS := $(foreach s,$(filter cuda-%,$(SETS)),$(call folder_of,$(s)))
 $(foreach s,$(SETS),$(eval $(call folder_of,$(s))/ops_%: PRECISION = $(lastword $(subst -, ,$(s)))))
 
-NO_BUILD_GOALS := clean format help
+NO_BUILD_GOALS := clean format help dist
 ifneq ($(if $(MAKECMDGOALS),$(filter-out $(NO_BUILD_GOALS),$(MAKECMDGOALS)),all),)
 # Installs libraries before we look for them: GNU make remakes what it includes, then starts over.
 -include build/deps$(if $(CJSON),-cjson).mk
@@ -121,7 +122,7 @@ DRIVER_FLAGS = -std=c11 -pthread -D_GNU_SOURCE $(WARNINGS) $(OPTIMISE) $(HAVE_OP
 OPS_FLAGS    = -std=gnu11 $(DEFINES) $(WARNINGS) $(OPTIMISE) $(HAVE_OPENMP) -I. $(CFLAGS)
 
 # ---- the program -----------------------------------------------------------------------------------------------------
-.PHONY: all install demo test test-quick test-since test-gpu test-gpu-build fuzz bench format lint check-cxx clean help \
+.PHONY: all install dist demo test test-quick test-since test-gpu test-gpu-build fuzz bench format lint check-cxx clean help \
         deps FORCE
 TYPES := $(if $(word 2,$(SETS)),$(if $(filter cuda,$(HAS)),bf16 or fp32 (--dtype); --device cpu: the CPU,fp32 or \
          bf16 (--dtype)),$(PRECISION))
@@ -133,9 +134,12 @@ Next: make demo, or Fine-tune a chat model in README.md')
 train: $(BUILD)/train FORCE
 	@cmp -s $< $@ || { cp $< $@.new && mv $@.new $@; }
 
-# ops.o: all that the driver links: op sets, their list, and the other ranks
-$(BUILD)/train: $(DRIVER)/train_gpt.o $(BUILD)/ops.o $(BUILD)/commit.o
-	$(LINK) $^ $(LINKED) $(LDFLAGS) -o $@
+# ops.o: all that the driver links: op sets, their list, and the other ranks. The map of PORTABLE names what is static.
+$(BUILD)/train: $(DRIVER)/train_gpt.o $(BUILD)/ops.o $(BUILD)/commit.o $(if $(PORTABLE),$(DRIVER)/cpu_check.o)
+	$(LINK) $^ $(LINKED) $(LDFLAGS) $(if $(PORTABLE),-Xlinker -Map=$@.map) -o $@
+
+$(DRIVER)/cpu_check.o: llmc/base/cpu_check.c $(DRIVER)/driver_flags
+	$(CC) $(DRIVER_FLAGS) -march=x86-64 -MMD -MP -c $< -o $@
 
 $(DRIVER)/train_gpt.o: train_gpt.cu $(DRIVER)/driver_flags
 	$(CC) $(DRIVER_FLAGS) -MMD -MP -x c -c $< -o $@
@@ -252,6 +256,10 @@ PREFIX ?= /usr/local
 install: $(BUILD)/train
 	install -d '$(DESTDIR)$(PREFIX)/bin'
 	install $< '$(DESTDIR)$(PREFIX)/bin/streambp'
+
+# BACKEND=cpu or all: one archive
+dist:
+	@NVCC='$(NVCC)' scripts/dist.sh $(patsubst BACKEND=%,%,$(filter BACKEND=%,$(MAKEOVERRIDES)))
 
 build/deps.mk build/deps-cjson.mk: scripts/install_deps.sh
 	@mkdir -p build
@@ -390,7 +398,7 @@ bench-gpu:
 	@PRECISION=$(if $(filter cuda,$(BACKEND)),$(PRECISION),bf16) dev/bench_gpu.sh
 
 clean:
-	rm -rf build train
+	rm -rf build dist train
 
 help:
-	@sed -n '1,10s/^# //p' Makefile
+	@sed -n '1,12s/^# //p' Makefile
