@@ -91,7 +91,3 @@ finish() {
     echo "$passed passed, $failed failed, $skipped skipped"
     [ $failed = 0 ]
 }
-portable_build() { # makes build/test-portable/train, fp32, not optimised: for linking, starting, installing
-    "${MAKE:-make}" -s BACKEND=cpu build/cjson/cJSON.c && mkdir -p build &&
-        flock build "${MAKE:-make}" -s BACKEND=cpu PRECISION=fp32 PORTABLE=1 BUILD=build/test-portable CFLAGS=-O0 build/test-portable/train
-}
