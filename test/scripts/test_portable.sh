@@ -1,7 +1,6 @@
 #!/bin/sh
-# Toolkits for BACKEND=cuda: wheels become a toolkit; a folder that is none is refused, naming the missing file. A
-# PORTABLE=1 build runs with the C library alone, in namespaces without a network: the CPU's, not optimised, as only
-# linking and starting are tested; and the GPU's, if it has been built. The kit of scripts/gpu_kit.sh, by a make that only copies.
+# Toolkits for BACKEND=cuda: wheels become a toolkit; a folder that is none is refused, naming the missing file. The kit of
+# scripts/gpu_kit.sh, by a make that only copies.
 . test/cli.sh
 
 # A fake Python: its pip installs wheels with only the files that are checked.
@@ -75,58 +74,4 @@ check 'of their toolkits, portable' [ "$(grep -cE "PORTABLE=1 BUILD=build/cuda1[
 check 'with what first.sh needs' [ "$(cd "$WORK/packed" && ls first.sh common.sh kit.txt behind.bin lengths.bin | wc -l)" = 5 ]
 kit -lcmocka -lpcre2-8 && fail 'a program that needs another library'
 check 'is refused' grep -q '^gpu_kit.sh: a program of build/cuda13-bf16-portable needs lib' "$WORK/err"
-
-build=build/test-portable
-if ! ${MAKE:-make} -s BACKEND=cpu build/cjson/cJSON.c >"$WORK/log" 2>&1; then
-    skip 'the portable build' "the source of cJSON cannot be had ($(grep -v '^make' "$WORK/log" | tail -n 1))"
-    finish
-    exit
-fi
-${MAKE:-make} -s BACKEND=cpu PRECISION=fp32 PORTABLE=1 BUILD="$build" CFLAGS=-O0 "$build/train" || { fail 'the portable build'; finish; exit 1; }
-check 'not for the processor of the build' sh -c "! grep -q -e -march=native '$build/flags'"
-
-# The root folder of the namespace: programs, the files of the C library that they name, the shard.
-root=$WORK/root
-mkdir -p "$root/proc" "$root/tmp" "$root/dev"
-cp "$SHARD" "$root/shard.bin"
-take() { # program, its folder there
-    mkdir -p "$root/$2"
-    libraries=$(ldd "$1" | grep -o '/[^ ]*')
-    for library in $libraries; do
-        case ${library##*/} in
-        libc.so.6 | libm.so.6 | libpthread.so.0 | libdl.so.2 | librt.so.1 | ld-linux*) cp -L --parents "$library" "$root" ;;
-        *) fail "$1 needs $library" ;;
-        esac
-    done
-    check "$1 has the folders of no machine" sh -c "! readelf -d '$1' | grep -qE 'R(UN)?PATH'"
-    cp "$1" "$root/$2/train"
-}
-cat >"$WORK/inside" <<'END'
-#!/bin/sh
-exec unshare --user --map-root-user --mount --net sh -c 'mount --rbind /proc "$0/proc" && exec chroot "$0" "$@"' "$ROOT" "$PROGRAM" "$@"
-END
-chmod +x "$WORK/inside"
-TRAIN=$WORK/inside ROOT=$root
-export ROOT PROGRAM
-take "$build/train" cpu
-PROGRAM=/cpu/train
-if ! unshare --user --map-root-user --mount --net chroot / true 2>"$WORK/err"; then
-    skip 'the portable build in a namespace' "namespaces are not permitted ($(tail -n 1 "$WORK/err"))"
-    finish
-    exit
-fi
-succeeds plan --init qwen3-8b --seq-len 32k --json
-check 'a plan' test "$(json total_bytes)" -gt 1000000000
-succeeds --init $TINY --data shard.bin --seq-len 32 --steps 3 --out run
-check 'a trained model' test -s "$root/run/log.jsonl"
-
-for gpu in build/cuda-bf16-portable/train build/cuda13-bf16-portable/train; do [ ! -x "$gpu" ] || break; done
-if [ -x "$gpu" ]; then
-    take "$gpu" gpu
-    PROGRAM=/gpu/train
-    succeeds plan --init qwen3-8b --seq-len 32k --json
-    refuses 1 'no GPU was found \(no NVIDIA driver\)' bp --init qwen3-8b,num_hidden_layers=1 --seq-len 1024
-else
-    skip "$gpu" 'it has not been built (make BACKEND=cuda PORTABLE=1)'
-fi
 finish
