@@ -35,17 +35,15 @@ fi
 make_wheel() { # folder, a Python
     flock build ${MAKE:-make} -s wheel BACKEND=cpu DIST="$1" PYTHON="$2" BUILD=build/test-portable CFLAGS=-O0 >"$WORK/out" 2>"$WORK/err"
 }
-mkdir "$WORK/bin"
-printf '#!/bin/sh\nexit 1\n' >"$WORK/bin/python"
-chmod +x "$WORK/bin/python"
-make_wheel "$WORK/none" "$WORK/bin/python" && fail 'a wheel without auditwheel'
-check "a Python without auditwheel ($(head -n 1 "$WORK/err"))" grep -q "^dist.sh: $WORK/bin/python has no auditwheel, .*pip install auditwheel" "$WORK/err"
+mkdir "$WORK/none-bin"
+printf '#!/bin/sh\nexit 1\n' >"$WORK/none-bin/python"
+chmod +x "$WORK/none-bin/python"
+make_wheel "$WORK/none" "$WORK/none-bin/python" && fail 'a wheel without auditwheel'
+check "a Python without auditwheel ($(head -n 1 "$WORK/err"))" grep -q "^dist.sh: $WORK/none-bin/python has no auditwheel, .*pip install auditwheel" "$WORK/err"
 make_wheel "$WORK/dist" "$auditwheel" || { fail "make wheel"; tail "$WORK/err"; }
 file=$(cat "$WORK/out")
 check 'a wheel, of which the command tells' [ -f "$file" ]
 check 'SHA256SUMS' sh -c "cd '$WORK/dist' && sha256sum --quiet -c SHA256SUMS && grep -q ' ${file##*/}\$' SHA256SUMS"
-make_wheel "$WORK/again" "$auditwheel"
-check 'the same bytes again' cmp "$file" "$WORK/again/${file##*/}"
 python3 -m zipfile -e "$file" "$WORK/content"
 tag=$(echo "$file" | sed -n "s|^$WORK/dist/streambp_c-$(cat VERSION)-py3-none-manylinux_\(2_[0-9]*\)_$(uname -m)\.whl\$|\1|p" | tr _ .)
 newest=$(objdump -T "$WORK/content/streambp_c/streambp" | grep -o 'GLIBC_[0-9.]*' | sort -u -V | tail -n 1)
@@ -74,11 +72,13 @@ for name in "LICENSE", "parts.txt", "cJSON.txt", "pcre2.txt":
 END
 check "its RECORD, names and METADATA ($(tail -n 1 "$WORK/err"))" [ $? = 0 ]
 
-# ---- what is no wheel; one with CUDA ----------------------------------------------------------------------------------------
-mkdir -p "$WORK/tree/licenses"
-cp LICENSE "$WORK/tree"
-cp LICENSE "$WORK/tree/parts.txt"
+# ---- the same again; what is no wheel; one with CUDA ----------------------------------------------------------------------------------------
 wheel() { "$auditwheel" scripts/wheel.py "$WORK/tree" "$1" >"$WORK/out" 2>"$WORK/err"; } # folder
+mkdir "$WORK/tree"
+cp -r "$WORK"/content/*.dist-info/licenses "$WORK/tree"
+mv "$WORK/tree/licenses/LICENSE" "$WORK/tree/licenses/parts.txt" "$WORK/content/streambp_c/streambp" "$WORK/tree"
+wheel "$WORK/again"
+check 'the same bytes again' cmp "$file" "$WORK/again/${file##*/}"
 refuses_wheel() { # what, pattern
     wheel "$WORK/none" && fail "$1"
     check "$1: '$2' ($(cat "$WORK/err"))" [ "$(grep -c "^wheel.py: .*$2" "$WORK/err")-$(wc -l <"$WORK/err")" = 1-1 ]
@@ -138,16 +138,32 @@ says_of 1 '^streambp prepare: ' prepare --tokenizer nowhere --out shards files/k
 says_of 0 '^next: streambp --model' prepare --tokenizer files/tokenizer --out shards --workers 1 files/known.jsonl
 tiny=qwen3,hidden_size=32,intermediate_size=48,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,head_dim=8,vocab_size=$vocabulary
 says_of 0 '^try it   streambp sample --model run' --init "$tiny" --data 'shards/train-*.bin' --seq-len 512 --steps 3 --out run
-check 'three steps' [ "$(grep -c '"loss"' run/log.jsonl)" -ge 3 ]
-says_of 0 'tuned' convert --model run --out tuned
-cp files/tokenizer/*.json tuned
-says_of 0 . prepare --tokenizer files/tokenizer --out other --workers 1 files/other.jsonl
-says_of 0 . eval --model tuned --data other/train-00000.bin --seq-len 1024 --json
-loss=$(json loss)
-says_of 0 . sample --model tuned --chat --prompt 'What is two and two?' --temperature 0 --max-new-tokens 256 --json
-cp out sample
+says_of 0 hub convert --model run --out hub
+cp files/tokenizer/*.json hub
 echo "by python -m: $(python -m streambp_c --version | head -n 1)"
 check 'python -m streambp_c' [ "$(python -m streambp_c --version)" = "$("$program" --version)" ]
+
+# The commands that scripts/README.md prints, on a small model in the place of the hub's
+mkdir five bin
+cat >bin/hf <<'END'
+#!/bin/sh
+[ "$#-$1-$3" = 4-download---local-dir ] && cp -r ../hub "$4"
+END
+chmod +x bin/hf
+PATH=$WORK/bin:$PATH
+awk '/^#/ { inside = $0 == "## Wheels" } inside && /^    (hf|echo|streambp) / { sub(/^ +/, ""); print }' "$root/scripts/README.md" >commands
+check 'six commands' [ "$(wc -l <commands)" = 6 ]
+cd five || exit 1
+while IFS= read -r line; do sh -c "$line" >out 2>err </dev/null || fail "exit $? of: $line ($(tail -n 1 err))"; cat out >>said; done <../commands
+check 'prepare.py prints the command that comes next' grep -q "^next: streambp --model toy --data 'shards/train-\*.bin' --seq-len 1024 " said
+set -- $(sed -n 's/.*"loss": \([0-9.]*\).*/\1/p' run/log.jsonl | sed -n '1p;$p')
+check "the loss falls, from $1 to $2" awk "BEGIN { exit !($2 < $1) }"
+cd ..
+says_of 0 . prepare --tokenizer hub --out other --workers 1 files/other.jsonl
+says_of 0 . eval --model five/toy-tuned --data other/train-00000.bin --seq-len 1024 --json
+loss=$(json loss)
+says_of 0 . sample --model five/toy-tuned --chat --prompt 'What is two and two?' --temperature 0 --max-new-tokens 256 --json
+cp out sample
 
 # Signals, the environment, the process: those of the program itself.
 mkdir "$site/nvidia"
@@ -170,7 +186,7 @@ chmod +x "$program"
 cd "$root" || exit 1
 find_python 'torch, transformers, numpy'
 if [ -n "$python" ]; then
-    PYTHONPATH=test/data "$python" test/scripts/example_check.py "$WORK/tuned" "$WORK/other/train-00000.bin" "$WORK/sample" "$loss" >"$WORK/checks" 2>"$WORK/err" ||
+    PYTHONPATH=test/data "$python" test/scripts/example_check.py "$WORK/five/toy-tuned" "$WORK/other/train-00000.bin" "$WORK/sample" "$loss" >"$WORK/checks" 2>"$WORK/err" ||
         cat "$WORK/checks" "$WORK/err"
     check 'transformers loads the folder, with the same loss and answer' grep -qE '^[0-9]+ passed, 0 failed, 0 skipped$' "$WORK/checks"
 else
