@@ -398,7 +398,7 @@ bench-gpu:
 	@PRECISION=$(if $(filter cuda,$(BACKEND)),$(PRECISION),bf16) dev/bench_gpu.sh
 
 clean:
-	rm -rf build dist train
+	rm -rf build train
 
 help:
 	@sed -n '1,12s/^# //p' Makefile

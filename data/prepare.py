@@ -22,8 +22,8 @@ import sys
 import time
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the library's threads are off: a run has several processes
-COMMAND = os.environ.get("STREAMBP_COMMAND", "./train")  # of the program that reads the shards; set where `COMMAND prepare` runs this
-PROGRAM = f"{COMMAND} prepare" if "STREAMBP_COMMAND" in os.environ else "prepare.py"
+PROGRAM = os.environ.get("STREAMBP_PREPARE", "prepare.py")  # a wheel says: streambp prepare
+TRAIN = PROGRAM.removesuffix(" prepare") if "STREAMBP_PREPARE" in os.environ else "./train"
 
 
 def line_of(message):
@@ -265,7 +265,7 @@ def hint(work, arguments, kind):
     few = "" if steps >= 10 else f", which is few: a step updates the weights once; add data, or --epochs {-(-10 // steps)}"
     print(f"an epoch is {steps:,} optimizer step{'s' * (steps != 1)} of {step} {samples[:-1] if step == 1 else samples}{few}")
     often = max(1, min(steps // 4, 500))
-    print(f"next: {COMMAND} --model {shlex.quote(model)}{objective} --data {pattern('train')}{validation} "
+    print(f"next: {TRAIN} --model {shlex.quote(model)}{objective} --data {pattern('train')}{validation} "
           f"--seq-len {length}{scaling} {option} {step} --lr {rate} --save-every {often} --out run")
     tokens = np.concatenate([shards.Shard(os.path.join(arguments.out, name)).table["tokens"].astype(np.int64)
                              for name in work.made["result"]["shards"] if name.startswith("train")])

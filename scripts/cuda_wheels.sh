@@ -32,6 +32,7 @@ $pip install --quiet $options --target "$wheels" $CUDA $REST || {
 mv "$wheels"/nvidia/cu13/* "$folder"
 for part in "$wheels/nvidia/cudnn" "$wheels/nvidia/nccl" "$wheels"; do cp -rl "$part/include" "$folder"; done
 mv "$wheels"/nvidia/cudnn/lib/* "$wheels"/nvidia/nccl/lib/* "$folder/lib"
+mkdir "$folder/dist-info" && mv "$wheels"/*.dist-info "$folder/dist-info" # licences and versions, for make dist
 ln -s lib "$folder/lib64"
 for file in "$folder"/lib/*.so.*; do
     name=${file##*/}

@@ -11,7 +11,7 @@ cd "$(dirname "$0")/.."
 LC_ALL=C
 export LC_ALL
 stop() { echo "dist.sh: $1" >&2; exit "${2:-1}"; }
-usage() { sed -n '2,9s/^# //p' "$0" >&2; exit 2; }
+usage() { sed -n '2,8s/^# //p' "$0" >&2; exit 2; }
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
@@ -19,7 +19,7 @@ trap 'rm -rf "$work"' EXIT
 build() { # cpu or all; sets program
     program=${BUILD:-build/$1-portable}/train
     [ -f "$program.map" ] || rm -f "$program" # the map is written by the linker
-    env -u PRECISION ${MAKE:-make} --no-print-directory -s CC=gcc BACKEND="$1" PORTABLE=1 ${BUILD:+"BUILD=$BUILD"} "$program" >&2
+    env -u PRECISION -u MPI_FLAGS -u MPI_LIBS ${MAKE:-make} --no-print-directory -s CC=gcc BACKEND="$1" PORTABLE=1 ${BUILD:+"BUILD=$BUILD"} "$program" >&2
 }
 # Prints the system's files in the program: archives of which a member was taken, and objects such as crt1.o
 static_files() {
@@ -82,6 +82,8 @@ tree() { # folder, cpu or all
     {
         "$program" --version
         echo "needs      Linux on x86-64-v3 (AVX2), glibc $(glibc_of "$1/streambp") or newer"
+        [ "$2" = cpu ] || echo "needs      on GPUs: a driver for CUDA $("${NVCC:-nvcc}" --version | sed -n 's/.*release \([0-9.]*\),.*/\1/p')," \
+            'its cuBLASLt, and cuDNN 9 if it is to be used; STREAMBP_LIBRARIES names their folder'
         printf '\n%-24s %-24s %-36s %s\n' 'linked statically' version licence files
         awk '{ sub(/.*\//, "", $4); key = $1; if (!(key in files)) { order[++n] = key; version[key] = $2 } files[key] = files[key] " " $4 }
              END { for (i = 1; i <= n; i++) printf "%-24s %-24s %-36s%s\n", order[i], version[order[i]], "licenses/" order[i] ".txt", files[order[i]] }' "$work/parts"
@@ -125,7 +127,7 @@ pack() { # cpu or all
     gzip -9nc "$work/$archive.tar" >"$work/$archive.tar.gz"
     mv "$work/$archive.tar.gz" "$DIST"
     sums
-    echo "$DIST/$archive.tar.gz: $(du -h "$DIST/$archive.tar.gz" | cut -f 1), $(sed -n 's/^needs *//p' "$work/$1/$archive/parts.txt")"
+    echo "$DIST/$archive.tar.gz: $(du -h "$DIST/$archive.tar.gz" | cut -f 1), $(sed -n 's/^needs *//p' "$work/$1/$archive/parts.txt" | head -n 1)"
 }
 
 make=pack

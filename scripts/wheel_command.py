@@ -19,8 +19,8 @@ def main():
     command, arguments = sys.argv[0], sys.argv[1:]
     if os.path.basename(command) == "__main__.py" or shutil.which("streambp") == command:
         command = "streambp"
+    os.environ["STREAMBP_PREPARE"] = f"{command} prepare"
     if arguments[:1] == ["prepare"]:
-        os.environ["STREAMBP_COMMAND"] = command
         return execute(sys.executable, [sys.executable, os.path.join(PACKAGE, "data", "prepare.py"), *arguments[1:]])
     nvidia = importlib.util.find_spec("nvidia")
     folders = [os.environ.get("STREAMBP_LIBRARIES"), *(nvidia and nvidia.submodule_search_locations or ())]

@@ -16,6 +16,7 @@ defines() { printf '#define %s\n' "$@"; }
 defines 'CUBLAS_VER_MAJOR 13' 'CUBLAS_VER_MINOR 1' >nvidia/cu13/include/cublasLt.h
 defines 'CUDNN_MAJOR 9' 'CUDNN_MINOR 19' >nvidia/cudnn/include/cudnn_version.h
 defines 'NCCL_MAJOR 2' 'NCCL_MINOR 28' >nvidia/nccl/include/nccl.h
+mkdir -p nvidia_cuda_runtime-13.0.96.dist-info/licenses && echo EULA >nvidia_cuda_runtime-13.0.96.dist-info/licenses/License.txt
 defines 'CUDNN_FRONTEND_MAJOR_VERSION 1' 'CUDNN_FRONTEND_MINOR_VERSION 32' >include/cudnn_frontend_version.h
 END
 chmod +x "$WORK/python"
@@ -30,6 +31,7 @@ libraries "CUDA=$KIT: there is no bin/nvcc in it; .*scripts/cuda_wheels.sh"
 wheels() { PYTHON=$WORK/python scripts/cuda_wheels.sh "$KIT" >"$WORK/out" 2>"$WORK/err"; }
 check 'wheels become a toolkit' wheels
 check 'and none of them is left' [ ! -e "$KIT/wheels" ]
+check 'licences stay' [ -s "$KIT"/dist-info/nvidia_cuda_runtime-*/licenses/License.txt ]
 check 'linkers find libraries by name' [ -e "$KIT/lib64/libcublasLt.so" ]
 wheels
 check 'a folder that holds something is left alone' grep -q 'is not empty' "$WORK/err"
