@@ -136,6 +136,7 @@ says_of 1 '^streambp: ' info --model nowhere
 says_of 2 '^streambp prepare: .*see streambp prepare --help' prepare --nothing
 says_of 1 '^streambp prepare: ' prepare --tokenizer nowhere --out shards files/known.jsonl
 says_of 0 '^next: streambp --model' prepare --tokenizer files/tokenizer --out shards --workers 1 files/known.jsonl
+says_of 1 'make shards for --data of it: streambp prepare --tokenizer MODEL --out shards files/known.jsonl' --init gpt2 --data files/known.jsonl --out run
 tiny=qwen3,hidden_size=32,intermediate_size=48,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,head_dim=8,vocab_size=$vocabulary
 says_of 0 '^try it   streambp sample --model run' --init "$tiny" --data 'shards/train-*.bin' --seq-len 512 --steps 3 --out run
 says_of 0 hub convert --model run --out hub
