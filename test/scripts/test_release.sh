@@ -75,11 +75,11 @@ for file in .github/workflows/*.yml; do
     check "$file has steps" [ -s "$WORK/steps" ]
     while read -r program words; do
         case $program in
-        make) check "$file: make $words" env MAKEFLAGS= DEPS=skip make -n $(echo "$words" | sed 's/\${{[^}]*}}/cc/; s/BACKEND=all CUDA=.*//') ;;
+        make) check "$file: make $words" sh -c "MAKEFLAGS= DEPS=skip make -n $(echo "$words" | sed 's/\${{[^}]*}}/cc/; s/BACKEND=all CUDA=.*//') >'$WORK/out' 2>&1" ;;
         scripts/*) check "$file: $program" sh -c "[ -x $program ] && { [ $program != scripts/release.sh ] || grep -q '^${words%% *})' $program; }" ;;
         python3 | build/python/bin/pip | xargs | echo | docker) pass ;;
         *) fail "$file: a step that no test runs: $program $words" ;;
         esac
-    done <"$WORK/steps" >"$WORK/out"
+    done <"$WORK/steps"
 done
 finish

@@ -102,16 +102,18 @@ check 'four packages of NVIDIA' [ "$(grep -c '^Requires-Dist: nvidia.*; extra ==
 
 # ---- installed --------------------------------------------------------------------------------------------------------------
 venv=$WORK/venv
-"$python" -m venv --without-pip "$venv"
+if [ "${ALL_CASES:-0}" = 1 ]; then "$python" -m venv "$venv"; else "$python" -m venv --without-pip "$venv"; fi
 site=$(echo "$venv"/lib/python3*/site-packages)
-if [ "${ALL_CASES:-0}" = 1 ]; then set -- ; else
+set --
+if [ "${ALL_CASES:-0}" != 1 ]; then
     set -- --no-index --no-deps
-    "$python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])' >"$site/found.pth"
+    "$python" -c 'import os, tokenizers, numpy, jinja2, pip
+for module in tokenizers, numpy, jinja2, pip: print(os.path.dirname(os.path.dirname(module.__file__)))' | sort -u >"$site/found.pth"
 fi
 mkdir "$site/streambp" # the package of the paper's authors
 echo 'theirs = 1' >"$site/streambp/__init__.py"
 (cd "$venv" && find . | sort) >"$WORK/before"
-pip() { "$python" -m pip --python "$venv/bin/python" --disable-pip-version-check "$@" >"$WORK/log" 2>&1; }
+pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@" >"$WORK/log" 2>&1; }
 check 'the wheel is installed' pip install "$@" "$file"
 streambp=$venv/bin/streambp program=$site/streambp_c/streambp
 check 'the command' [ -x "$streambp" ]
@@ -193,7 +195,6 @@ if [ -n "$python" ]; then
 else
     skip "the wheel's result in transformers" 'no Python has torch and transformers (PYTHON=... names one)'
 fi
-find_or_make_python
 check 'it is uninstalled' pip uninstall -y streambp-c
 (cd "$venv" && find . | sort) >"$WORK/after"
 [ "${ALL_CASES:-0}" = 0 ] || sed -i '/streambp/!d' "$WORK/before" "$WORK/after" # what it needs stays
