@@ -45,7 +45,9 @@ parts_of() { # cpu or all
     echo "cJSON $(sed -n '1s/.*(\(.*\)).*/\1/p' "$cjson/debian/changelog" 2>/dev/null || sed -n 's/^#define CJSON_VERSION_.* \([0-9]*\)$/\1/p' "$cjson/cJSON.h" | paste -sd .)" \
         "$cjson/LICENSE cJSON.c"
     static_files >"$work/static"
-    [ "$1" = cpu ] || sed -n 's|^ *\(/[^ ]*/cudnn_frontend\.h\).*|\1|p' "${BUILD:-build}"/*/cudnn_attention.d 2>/dev/null | head -n 1 >>"$work/static"
+    [ -n "${BUILD:-}" ] && portable= || portable=-portable
+    [ "$1" = cpu ] || sed -n 's|^ *\(/[^ ]*/cudnn_frontend\.h\).*|\1|p' \
+        "${BUILD:-build}/cuda-bf16${portable}/cudnn_attention.d" 2>/dev/null | head -n 1 >>"$work/static"
     while read -r file; do
         case $file in
         */libcud*_static.a | */libcudadevrt.a | */libculibos.a) wheel_of "$file" nvidia_cuda_runtime || package_of "$file" ;;

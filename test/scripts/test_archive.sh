@@ -66,12 +66,12 @@ esac
 (umask 077 && export TZ=Asia/Tokyo && dist "$WORK/again" BUILD=$build CFLAGS=-O0)
 check 'packed again: the same bytes' cmp "$archive" "$WORK/again/$name.tar.gz"
 if [ "${ALL_CASES:-}" = 1 ]; then
-    for folder in one the/other; do
-        git clone -q . "$WORK/$folder" && git ls-files | while read -r file; do [ ! -e "$file" ] || cp -P --parents "$file" "$WORK/$folder"; done
-        CJSON=$PWD/build/cjson
-        (cd "$WORK/$folder" && env CCACHE_DISABLE=1 ${MAKE:-make} -s dist BACKEND=cpu CJSON="$CJSON" >/dev/null) || fail "make dist in $folder"
-    done
-    check 'built in two folders: the same bytes' cmp "$WORK/one/dist/$name.tar.gz" "$WORK/the/other/dist/$name.tar.gz"
+    dist "$WORK/here"
+    git clone -q . "$WORK/another/folder"
+    git ls-files | while read -r file; do [ ! -e "$file" ] || cp -P --parents "$file" "$WORK/another/folder"; done
+    CJSON=$PWD/build/cjson CCACHE_DISABLE=1
+    (cd "$WORK/another/folder" && export CCACHE_DISABLE && dist dist CJSON="$CJSON")
+    check 'built in another folder: the same bytes' cmp "$WORK/here/$name.tar.gz" "$WORK/another/folder/dist/$name.tar.gz"
 fi
 
 # ---- refusals -----------------------------------------------------------------------------------------------------------------
