@@ -132,15 +132,15 @@ pack() { # cpu or all
     echo "$DIST/$archive.tar.gz: $(du -h "$DIST/$archive.tar.gz" | cut -f 1), $(sed -n 's/^needs *//p' "$work/$1/$archive/parts.txt" | head -n 1)"
 }
 
-make=pack
-[ "${1:-}" != wheel ] || { make=wheel && shift; }
+make=pack what=archive
+[ "${1:-}" != wheel ] || { make=wheel what=wheel && shift; }
 for kind; do case $kind in cpu | all) ;; *) usage ;; esac; done
 [ $make = pack ] || ${PYTHON:-python3} -c 'import auditwheel' 2>/dev/null ||
     stop "${PYTHON:-python3} has no auditwheel, which names a wheel; python3 -m venv venv && venv/bin/pip install auditwheel, then PYTHON=venv/bin/python"
 if [ $# = 0 ]; then
     set -- cpu all
     command -v "${NVCC:-nvcc}" >/dev/null || {
-        echo 'nothing with CUDA, because there is no nvcc: scripts/cuda_wheels.sh toolkit, then the same make with CUDA=toolkit'
+        echo "no $what with CUDA, because there is no nvcc: scripts/cuda_wheels.sh toolkit, then the same make with CUDA=toolkit"
         set -- cpu
     }
 fi
