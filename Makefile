@@ -136,7 +136,7 @@ train: $(BUILD)/train FORCE
 
 # ops.o: all that the driver links: op sets, their list, and the other ranks. The map of PORTABLE names what is static.
 $(BUILD)/train: $(DRIVER)/train_gpt.o $(BUILD)/ops.o $(BUILD)/commit.o $(if $(PORTABLE),$(DRIVER)/cpu_check.o)
-	$(LINK) $^ $(LINKED) $(LDFLAGS) $(if $(PORTABLE),-Xlinker -Map=$@.map) -o $@
+	$(LINK) $^ $(LINKED) $(LDFLAGS) $(if $(PORTABLE),-Xlinker --gc-sections -Xlinker -Map=$@.map) -o $@
 
 $(DRIVER)/cpu_check.o: llmc/base/cpu_check.c $(DRIVER)/driver_flags
 	$(CC) $(DRIVER_FLAGS) -march=x86-64 -MMD -MP -c $< -o $@
@@ -201,7 +201,8 @@ $(CUDA_FOLDERS:%=%/ops_cuda_kernels.o): %/ops_cuda_kernels.o: llmc/ops/cuda/ops_
 	$(NVCC) $(NVCC_FLAGS) -MMD -MP -c $< -o $@
 
 %/cudnn_attention.o: llmc/ops/cuda/cudnn_attention.cc %/ops_flags
-	$(CXX) -std=c++20 -O2 -D_GNU_SOURCE $(CXX_WARNINGS) $(NOT_UNIQUE) $(CUDA_LIBRARIES) -I. -MMD -MP -c $< -o $@
+	$(CXX) -std=c++20 -O2 -D_GNU_SOURCE $(CXX_WARNINGS) $(NOT_UNIQUE) $(CUDA_LIBRARIES) \
+		$(patsubst %,-ffile-prefix-map=%=.,$(filter /%,$(CUDA_LIBRARIES))) -I. -MMD -MP -c $< -o $@
 
 # The whole op set in one object, which exports its table alone: templates that both compiled would be shared otherwise.
 $(foreach f,$(CUDA_FOLDERS),$(if $(findstring fp32,$(f)),,$(if $(findstring -DHAVE_CUDNN,$(CUDA_LIBRARIES)),\

@@ -1,17 +1,18 @@
 #!/bin/sh
 # Makes archives for machines without a compiler, in dist/ (make dist): scripts/dist.sh [cpu|all ...]
-# cpu: the program for CPUs, every type; the same bytes from the same commit and toolchain. all: with CUDA, whose libraries are
-# found at run time. Without a word both; CUDA's is left out if there is no nvcc.
+# cpu: the program for CPUs, every type. all: with CUDA, whose libraries are found at run time. Without a word both; CUDA's is left out
+# if there is no nvcc. They hold tracked files of this checkout. From one commit and toolchain the CPU's has the same bytes everywhere,
+# CUDA's in a folder of the same name: nvcc makes names of kernels from it. parts.txt in them says which C library is needed.
 # scripts/dist.sh wheel [cpu|all ...]: wheels in place of archives (make wheel; scripts/wheel.py by PYTHON [python3]).
 # scripts/dist.sh tree FOLDER [cpu|all]: only the program, parts.txt and licences of its static parts, into a new folder.
-# The C library of the build or a newer one runs it. GLIBC=2.17: also older ones, of the CPU's archive (pip install ziglang, which then
-# links; PYTHON has it). NVCC, ARCHS, CJSON, CUDNN_FRONTEND: of make. DIST: another folder. Packs the tracked files of a checkout.
+# GLIBC=2.17: for an older C library (pip install ziglang, which then links; PYTHON has it). NVCC, ARCHS, CJSON, CUDNN_FRONTEND: of make.
+# DIST [dist]: another folder for the archives.
 set -eu
 cd "$(dirname "$0")/.."
 LC_ALL=C
 export LC_ALL
 stop() { echo "dist.sh: $1" >&2; exit "${2:-1}"; }
-usage() { sed -n '2,8s/^# //p' "$0" >&2; exit 2; }
+usage() { sed -n '2,9s/^# //p' "$0" >&2; exit 2; }
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
@@ -33,40 +34,55 @@ package_of() { # file; Debian's and Ubuntu's packages
     echo "$(dpkg-query -W -f '${source:Package} ${source:Version}\n' "$package" | sed 1q) /usr/share/doc/$package/copyright $1"
 }
 wheel_of() { # file, name of a wheel; in a toolkit of wheels, or a folder of pip install --target
-    root=${1%/lib*/*} root=${root%/include/*}
+    case $1 in */include/*) root=${1%/include/*} ;; *) root=${1%/lib*/*} ;; esac
+    root=${root%/targets/*}
     for info in "$root"/dist-info/$2-*.dist-info "$root"/$2-*.dist-info; do
-        [ ! -d "$info" ] || { echo "$2 $(echo "$info" | sed 's/.*-\(.*\)\.dist-info/\1/') $(ls "$info"/licenses/* "$info"/LICENSE* 2>/dev/null | head -n 1) $1"; return; }
+        [ ! -d "$info" ] || { echo "$2 $(echo "$info" | sed 's/.*-\(.*\)\.dist-info/\1/') $info/licenses $1"; return; }
     done
     [ ! -f "$root/EULA.txt" ] || { echo "$2 $(sed -n 's/.*"version" : "\(.*\)".*/\1/p' "$root/version.json" | head -n 1) $root/EULA.txt $1"; return; }
     return 1
+}
+# Prints headers of cuDNN's front end, whose code is compiled in, if there is one
+front_end() {
+    for word in $(grep -h -e -DHAVE_CUDNN "${program%/*}"/cuda-bf16/ops_flags build/cuda-bf16-portable/ops_flags 2>/dev/null | head -n 1); do
+        [ ! -f "$word/cudnn_frontend.h" ] || { ls "$word/cudnn_frontend.h" "$word"/cudnn_frontend/thirdparty/*/json.hpp && return; }
+    done
 }
 parts_of() { # cpu or all
     cjson=${CJSON:-build/cjson}
     echo "cJSON $(sed -n '1s/.*(\(.*\)).*/\1/p' "$cjson/debian/changelog" 2>/dev/null || sed -n 's/^#define CJSON_VERSION_.* \([0-9]*\)$/\1/p' "$cjson/cJSON.h" | paste -sd .)" \
         "$cjson/LICENSE cJSON.c"
     static_files >"$work/static"
-    [ -n "${BUILD:-}" ] && portable= || portable=-portable
-    [ "$1" = cpu ] || sed -n 's|^ *\(/[^ ]*/cudnn_frontend\.h\).*|\1|p' \
-        "${BUILD:-build}/cuda-bf16${portable}/cudnn_attention.d" 2>/dev/null | head -n 1 >>"$work/static"
+    [ "$1" = cpu ] || front_end >>"$work/static"
     while read -r file; do
         case $file in
         */libcud*_static.a | */libcudadevrt.a | */libculibos.a) wheel_of "$file" nvidia_cuda_runtime || package_of "$file" ;;
         */cudnn_frontend.h) wheel_of "$file" nvidia_cudnn_frontend || package_of "$file" ;;
+        */json.hpp) echo "nlohmann_json $(sed -n 's/.*version \([0-9.]*\)$/\1/p' "$file" | head -n 1) ${file%/*}/LICENSE.MIT $file" ;;
         *) package_of "$file" ;;
         esac || stop "$program links $file, of which no package tells the licence; install it by the package manager"
     done <"$work/static"
 }
 # The newest version of the C library that a symbol of the program needs
 glibc_of() { objdump -T "$1" | grep -o 'GLIBC_[0-9.]*' | sort -Vu | tail -n 1 | cut -d _ -f 2; }
-# Links the objects of the program again, against the older C library of ziglang, whose parts replace glibc's
-lower() { # program
+# Links the objects of the program again, against the older C library of ziglang, whose parts replace glibc's and the unwinder
+lower() { # cpu or all, program
     zig=$(${PYTHON:-python3} -c 'import ziglang; print(ziglang.__path__[0])' 2>/dev/null) ||
         stop "GLIBC=$GLIBC: ${PYTHON:-python3} has no ziglang, which links against it; pip install ziglang, or name another PYTHON"
-    "$zig/zig" cc -target "x86_64-linux-gnu.$GLIBC" $(awk '$1 == "LOAD" && $2 ~ /^[^\/].*\.o$/ { print $2 }' "$program.map") \
-        $(grep '\.a$' "$work/static" | grep -v libc_nonshared) -lm -pthread -ldl -o "$1"
-    sed -i '/^glibc /d' "$work/parts"
-    echo "glibc $GLIBC $zig/lib/libc/glibc/LICENSES crt1.o
-ziglang $("$zig/zig" version) $zig/LICENSE compiler_rt" >>"$work/parts"
+    cplusplus=
+    if [ "$1" = all ]; then
+        echo 'char __libc_single_threaded;' | gcc -x c -c - -o "$work/single.o" # a variable of glibc 2.32; 0: there may be threads
+        cplusplus="$work/single.o -lrt -lunwind"
+    fi
+    "$zig/zig" cc -target "x86_64-linux-gnu.$GLIBC" -Wl,--gc-sections -o "$2" \
+        $(awk '$1 == "LOAD" && $2 ~ /^[^\/].*\.o$/ { print $2 }' "$program.map") \
+        $(grep '\.a$' "$work/static" | grep -v 'libc_nonshared\|libgcc_eh') -lm -pthread -ldl $cplusplus
+    sed -i '/^glibc /d; /libgcc_eh\.a$/d; /crt[a-z]*S\.o$/d' "$work/parts"
+    {
+        echo "glibc $GLIBC $zig/lib/libc/glibc/LICENSES crt1.o"
+        echo "ziglang $("$zig/zig" version) $zig/LICENSE compiler_rt"
+        [ "$1" = cpu ] || echo "libunwind $("$zig/zig" version) $zig/lib/libunwind/LICENSE.TXT libunwind"
+    } >>"$work/parts"
 }
 
 tree() { # folder, cpu or all
@@ -74,12 +90,12 @@ tree() { # folder, cpu or all
     parts_of "$2" >"$work/parts" || exit 1
     mkdir -p "$1/licenses"
     cp LICENSE "$1"
-    if [ "$2" = cpu ] && [ -n "${GLIBC:-}" ]; then lower "$1/streambp"; else cp "$program" "$1/streambp"; fi
+    if [ -n "${GLIBC:-}" ]; then lower "$2" "$1/streambp"; else cp "$program" "$1/streambp"; fi
     strip --strip-all --remove-section=.note.gnu.build-id --remove-section=.comment "$1/streambp"
     while read -r name version licence file; do
         [ -s "$licence" ] || stop "$name, in $file: its licence is not in ${licence:-any file}"
-        cp "$licence" "$1/licenses/$name.txt"
-        for text in $(grep -o '/usr/share/common-licenses/[A-Za-z0-9.-]*[A-Za-z0-9]' "$licence"); do cp -L "$text" "$1/licenses"; done
+        if [ -d "$licence" ]; then cat "$licence"/*; else cat "$licence"; fi >"$1/licenses/$name.txt"
+        for text in $(grep -o '/usr/share/common-licenses/[A-Za-z0-9.-]*[A-Za-z0-9]' "$1/licenses/$name.txt"); do cp -L "$text" "$1/licenses"; done
     done <"$work/parts"
     {
         "$program" --version
@@ -105,7 +121,8 @@ fi
 
 # ---- an archive --------------------------------------------------------------------------------------------------------------
 DIST=${DIST:-dist}
-seconds=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null)} || stop 'this is no git checkout, whose files and date an archive has'
+[ -d .git ] || [ -f .git ] || stop 'this is no git checkout, whose files and date an archive has; git clone it'
+seconds=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
 # Prints the files of an archive that are of use without the source
 files() {
     git ls-files -- '*.md' VERSION data scripts/recipes scripts/common.sh scripts/finetune_chat.sh scripts/log_export.py scripts/plot.py \

@@ -151,7 +151,8 @@ fi
 for gpu in build/cuda-bf16-portable/train build/cuda13-bf16-portable/train build/all-portable/train; do [ ! -x "$gpu" ] || break; done
 if [ -x "$gpu" ]; then
     take "$gpu"
-    cp "$gpu" "$root/gpu" && PROGRAM=/gpu
+    mkdir "$root/gpu" && cp "$gpu" "$root/gpu/train"
+    PROGRAM=/gpu/train
     succeeds plan --init qwen3-8b --seq-len 32k --json
     refuses 1 'no GPU was found \(no NVIDIA driver\)' bp --init qwen3-8b,num_hidden_layers=1 --seq-len 1024 --device cuda
 else
