@@ -6,7 +6,7 @@
 # make test-since the tests that read a file changed since a commit (REV=HEAD)
 # make test-gpu   the tests on a GPU, every op against op set "cpu"; writes dev/results/
 # make install    as streambp into PREFIX/bin (/usr/local)
-# make dist       archives for other machines, in dist/: of the CPU, and with CUDA if nvcc is found
+# make dist       archives for other machines, in dist/: of the CPU, and with CUDA if nvcc is found; make wheel: wheels
 # make fuzz       libFuzzer on every parser (TARGET=, SECONDS=); needs clang
 # make bench      measures ratios of speed, within one run (LLMC=<llm.c checkout> to compare with llm.c)
 # make format, make lint, make check-cxx, make clean
@@ -76,7 +76,7 @@ CPU_FOLDERS  := $(foreach s,$(filter cpu-%,$(SETS)),$(call folder_of,$(s)))
 CUDA_FOLDERS := $(foreach s,$(filter cuda-%,$(SETS)),$(call folder_of,$(s)))
 $(foreach s,$(SETS),$(eval $(call folder_of,$(s))/ops_%: PRECISION = $(lastword $(subst -, ,$(s)))))
 
-NO_BUILD_GOALS := clean format help dist
+NO_BUILD_GOALS := clean format help dist wheel
 ifneq ($(if $(MAKECMDGOALS),$(filter-out $(NO_BUILD_GOALS),$(MAKECMDGOALS)),all),)
 # Installs libraries before we look for them: GNU make remakes what it includes, then starts over.
 -include build/deps$(if $(CJSON),-cjson).mk
@@ -122,8 +122,8 @@ DRIVER_FLAGS = -std=c11 -pthread -D_GNU_SOURCE $(WARNINGS) $(OPTIMISE) $(HAVE_OP
 OPS_FLAGS    = -std=gnu11 $(DEFINES) $(WARNINGS) $(OPTIMISE) $(HAVE_OPENMP) -I. $(CFLAGS)
 
 # ---- the program -----------------------------------------------------------------------------------------------------
-.PHONY: all install dist demo test test-quick test-since test-gpu test-gpu-build fuzz bench format lint check-cxx clean \
-        help deps FORCE
+.PHONY: all install dist wheel demo test test-quick test-since test-gpu test-gpu-build fuzz bench format lint check-cxx \
+        clean help deps FORCE
 TYPES := $(if $(word 2,$(SETS)),$(if $(filter cuda,$(HAS)),bf16 or fp32 (--dtype); --device cpu: the CPU,fp32 or \
          bf16 (--dtype)),$(PRECISION))
 all: train
@@ -258,9 +258,9 @@ install: $(BUILD)/train
 	install -d '$(DESTDIR)$(PREFIX)/bin'
 	install $< '$(DESTDIR)$(PREFIX)/bin/streambp'
 
-# BACKEND=cpu or all: one archive
-dist:
-	@NVCC='$(NVCC)' scripts/dist.sh $(patsubst BACKEND=%,%,$(filter BACKEND=%,$(MAKEOVERRIDES)))
+# BACKEND=cpu or all: one archive or wheel
+dist wheel:
+	@NVCC='$(NVCC)' scripts/dist.sh $(filter wheel,$@) $(patsubst BACKEND=%,%,$(filter BACKEND=%,$(MAKEOVERRIDES)))
 
 build/deps.mk build/deps-cjson.mk: scripts/install_deps.sh
 	@mkdir -p build

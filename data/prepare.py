@@ -22,7 +22,8 @@ import sys
 import time
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the library's threads are off: a run has several processes
-PROGRAM = "prepare.py"
+PROGRAM = os.environ.get("STREAMBP_PREPARE", "prepare.py")  # a wheel says: streambp prepare
+TRAIN = PROGRAM.removesuffix(" prepare") if "STREAMBP_PREPARE" in os.environ else "./train"
 
 
 def line_of(message):
@@ -264,7 +265,7 @@ def hint(work, arguments, kind):
     few = "" if steps >= 10 else f", which is few: a step updates the weights once; add data, or --epochs {-(-10 // steps)}"
     print(f"an epoch is {steps:,} optimizer step{'s' * (steps != 1)} of {step} {samples[:-1] if step == 1 else samples}{few}")
     often = max(1, min(steps // 4, 500))
-    print(f"next: ./train --model {shlex.quote(model)}{objective} --data {pattern('train')}{validation} "
+    print(f"next: {TRAIN} --model {shlex.quote(model)}{objective} --data {pattern('train')}{validation} "
           f"--seq-len {length}{scaling} {option} {step} --lr {rate} --save-every {often} --out run")
     tokens = np.concatenate([shards.Shard(os.path.join(arguments.out, name)).table["tokens"].astype(np.int64)
                              for name in work.made["result"]["shards"] if name.startswith("train")])

@@ -3,6 +3,7 @@
 # cpu: the program for CPUs, every type. all: with CUDA, whose libraries are found at run time. Without a word both; CUDA's is left out
 # if there is no nvcc. They hold tracked files of this checkout. From one commit and toolchain the CPU's has the same bytes everywhere,
 # CUDA's in a folder of the same name: nvcc makes names of kernels from it. parts.txt in them says which C library is needed.
+# scripts/dist.sh wheel [cpu|all ...]: wheels in place of archives (make wheel; scripts/wheel.py by PYTHON [python3]).
 # scripts/dist.sh tree FOLDER [cpu|all]: only the program, parts.txt and licences of its static parts, into a new folder.
 # GLIBC=2.17: for an older C library (pip install ziglang, which then links; PYTHON has it). NVCC, ARCHS, CJSON, CUDNN_FRONTEND: of make.
 # DIST [dist]: another folder for the archives.
@@ -11,7 +12,7 @@ cd "$(dirname "$0")/.."
 LC_ALL=C
 export LC_ALL
 stop() { echo "dist.sh: $1" >&2; exit "${2:-1}"; }
-usage() { sed -n '2,8s/^# //p' "$0" >&2; exit 2; }
+usage() { sed -n '2,9s/^# //p' "$0" >&2; exit 2; }
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
@@ -127,6 +128,12 @@ files() {
     git ls-files -- '*.md' VERSION data scripts/recipes scripts/common.sh scripts/finetune_chat.sh scripts/log_export.py scripts/plot.py \
         'scripts/*_demo.*' 'scripts/paper/*.png' ':!test' ':!.github' ':!data/*.c' ':!scripts/demo.sh'
 }
+sums() { (cd "$DIST" && ls | grep -E '\.(tar\.gz|whl)$' | xargs sha256sum >SHA256SUMS); }
+wheel() { # cpu or all
+    tree "$work/wheel-$1" "$1"
+    ${PYTHON:-python3} scripts/wheel.py "$work/wheel-$1" "$DIST"
+    sums
+}
 pack() { # cpu or all
     archive=streambp-$(cat VERSION)-linux-x86_64
     [ "$1" = cpu ] || archive=$archive-cuda
@@ -138,16 +145,20 @@ pack() { # cpu or all
     tar -C "$work/$1" --sort=name --mtime="@$seconds" --owner=0 --group=0 --numeric-owner --format=ustar -cf "$work/$archive.tar" "$archive"
     gzip -9nc "$work/$archive.tar" >"$work/$archive.tar.gz"
     mv "$work/$archive.tar.gz" "$DIST"
-    (cd "$DIST" && ls | grep -E '\.(tar\.gz|whl)$' | xargs sha256sum >SHA256SUMS)
+    sums
     echo "$DIST/$archive.tar.gz: $(du -h "$DIST/$archive.tar.gz" | cut -f 1), $(sed -n 's/^needs *//p' "$work/$1/$archive/parts.txt" | head -n 1)"
 }
 
+make=pack what=archive
+[ "${1:-}" != wheel ] || { make=wheel what=wheel && shift; }
 for kind; do case $kind in cpu | all) ;; *) usage ;; esac; done
+[ $make = pack ] || ${PYTHON:-python3} -c 'import auditwheel' 2>/dev/null ||
+    stop "${PYTHON:-python3} has no auditwheel, which names a wheel; python3 -m venv venv && venv/bin/pip install auditwheel, then PYTHON=venv/bin/python"
 if [ $# = 0 ]; then
     set -- cpu all
     command -v "${NVCC:-nvcc}" >/dev/null || {
-        echo 'no archive with CUDA, because there is no nvcc: scripts/cuda_wheels.sh toolkit, then make dist CUDA=toolkit'
+        echo "no $what with CUDA, because there is no nvcc: scripts/cuda_wheels.sh toolkit, then the same make with CUDA=toolkit"
         set -- cpu
     }
 fi
-for kind; do pack "$kind"; done
+for kind; do $make "$kind"; done

@@ -290,7 +290,7 @@ foundations() {
         cut -d ' ' -f 2 "$run/rows" | sort -u | sed 's/^/--program gpu_ops /'
         return
     fi
-    cut -d ' ' -f 1,3 "$run/rows" | grep -qxE '(prepare|example|recipes) script' && echo '--program python'
+    cut -d ' ' -f 1,3 "$run/rows" | grep -qxE '(prepare|example|recipes|wheel) script' && echo '--program python'
     { awk '$3 != "script" && $3 != "other" { print $2, $3 }' "$run/rows"; grep -q '^dist - script' "$run/rows" && echo 'fp32 nccl'; } |
         sort -u | awk '{ print ($2 ~ /^cu/ ? 0 : 1), $0 }' | sort -s -n -k 1,1 | sed 's/^[01]/--program ops/'
     { needs_train || grep -qE '^(dev|one_program) ' "$run/rows"; } && echo '--program plain' # their makes share its objects

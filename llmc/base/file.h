@@ -208,10 +208,15 @@ static char *input_read_text(const char *path, size_t limit, size_t *length) {
 }
 
 // ---- other files ----------------------------------------------------------------------------------------------------
-#define FILE_KIND_TEXT "make shards for --data of it: python3 data/prepare.py --tokenizer MODEL --out shards "
+#define MAKE_SHARDS "make shards for --data of it: %s --tokenizer MODEL --out shards %s"
 
-// Kinds of files by their first bytes, and the option that takes each. For a text: the command that makes shards from
-// it
+// Returns the command that makes shards. The command of a wheel sets the variable.
+static const char *prepare_command(void) {
+    const char *command = getenv("STREAMBP_PREPARE");
+    return command ? command : "python3 data/prepare.py";
+}
+
+// Kinds of files by their first bytes, and the option that takes each; NULL: shards can be made of the file
 static const struct {
     const char *magic;
     size_t bytes;
@@ -228,7 +233,7 @@ static const struct {
                   {"SBPLOGPS", 8, "a file of log-probabilities", "it belongs to --reference-logprobs"},
                   {"SBPADAMW", 8, "the optimizer of a checkpoint", "give the folder of its run"},
                   {"GGUF", 4, "a GGUF model", "take the Hugging Face directory that it was made from"},
-                  {"PAR1", 4, "a Parquet table", FILE_KIND_TEXT},
+                  {"PAR1", 4, "a Parquet table", NULL},
                   {"\x1f\x8b", 2, "compressed by gzip", "unpack it"},
                   {"\x28\xb5\x2f\xfd", 4, "compressed by zstd", "unpack it"},
                   {"PK\3\4", 4, "a zip archive (as PyTorch's .bin and .pt are)", "unpack it, or take safetensors"}};
@@ -248,9 +253,10 @@ static void file_refuse_kind(const char *path, const char *wanted) {
     if (!name && printed == bytes) {
         blank = memcmp(begin, "\xef\xbb\xbf", 3) ? 0 : 3; // a byte order mark
         while (blank < bytes && begin[blank] <= ' ') blank++;
-        name = blank < bytes && (begin[blank] == '{' || begin[blank] == '[') ? "JSON" : "text", advice = FILE_KIND_TEXT;
+        name = blank < bytes && (begin[blank] == '{' || begin[blank] == '[') ? "JSON" : "text";
     }
-    if (name) die("%s: is %s, not %s; %s%s", path, name, wanted, advice, strcmp(advice, FILE_KIND_TEXT) ? "" : path);
+    if (name && advice) die("%s: is %s, not %s; %s", path, name, wanted, advice);
+    if (name) die("%s: is %s, not %s; " MAKE_SHARDS, path, name, wanted, prepare_command(), path);
 }
 
 // Reads the rest of a FILE, at most `limit` bytes, and ends it with a zero. The caller frees it.

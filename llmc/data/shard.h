@@ -100,7 +100,7 @@ static void shard_refuse_folder(const char *path) {
     if (folder_has(path, "config.json")) die("%s: is the folder of a model; it belongs to --model", path);
     path_join(part, path, "*.bin");
     if (glob(part, 0, NULL, &found) == GLOB_NOMATCH)
-        die("%s: is a folder without shards (*.bin); " FILE_KIND_TEXT "%s/*", path, path);
+        die("%s: is a folder without shards (*.bin); " MAKE_SHARDS "/*", path, prepare_command(), path);
     die("%s: is a folder; name its shards, for example '%s/train-*.bin' (quoted)", path, path);
 }
 

@@ -14,7 +14,7 @@ fi
 dist() { # folder, variables: its archives, of the CPU
     folder=$1
     shift
-    ${MAKE:-make} --no-print-directory -s dist BACKEND=cpu DIST="$folder" "$@" >"$WORK/out" 2>"$WORK/err" || { fail "make dist $*"; tail "$WORK/err"; }
+    flock build ${MAKE:-make} --no-print-directory -s dist BACKEND=cpu DIST="$folder" "$@" >"$WORK/out" 2>"$WORK/err" || { fail "make dist $*"; tail "$WORK/err"; }
 }
 dist "$WORK/dist" BUILD=$build CFLAGS=-O0
 name=streambp-$(cat VERSION)-linux-x86_64

@@ -1,6 +1,6 @@
 """Holds the commands and links of all Markdown files against what there is: test_readme.py TRAIN.
 
-Commands are lines of indented and of fenced blocks, and code within a line that begins as one. Of `./train` the options are
+Commands are lines of indented and of fenced blocks, and code within a line that begins as one. Of `./train` and `streambp` the options are
 parsed (`--help` behind them answers once all are valid); `make` runs with -n; a script must be there, be valid, and know each
 --option it is given. Placeholders in <angles> stand for 1. A link names a file, and a heading in it, that exist; so do names of
 Markdown files in sources. README has at most 200 lines of at most 120 columns, and its first command in the first 25.
@@ -17,7 +17,7 @@ TRAIN = os.path.abspath(sys.argv[1])
 variables = {}  # of loops, the first value of each
 HAS_NVCC = subprocess.run("command -v nvcc", shell=True, capture_output=True).returncode == 0
 LAUNCHED = {"scripts/run_single_node.sh", "scripts/slurm_train.sbatch"}  # their options are those of ./train
-COMMAND = re.compile(r"^(\$ )?((\w+=\S* )*(\./train|make|mpirun|python3?|sbatch|sh|(scripts|dev|test|data)/\S+\.(sh|py|sbatch))|for \w+ in)( |$)")
+COMMAND = re.compile(r"^(\$ )?((\w+=\S* )*(\./train|streambp|make|mpirun|python3?|sbatch|sh|(scripts|dev|test|data)/\S+\.(sh|py|sbatch))|for \w+ in)( |$)")
 
 
 def blocks(text):
@@ -99,6 +99,8 @@ def fault_of(words):
         variables[words[1]] = words[3]
     if name.endswith("/train") or name == "train":
         return train(arguments)
+    if name == "streambp":  # of a wheel
+        return script("data/prepare.py", arguments[1:]) if arguments[0] == "prepare" else train(arguments)
     if name == "make":
         if any("cuda" in a for a in arguments) and not HAS_NVCC:
             return False
