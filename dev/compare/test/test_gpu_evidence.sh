@@ -221,15 +221,14 @@ tells 'they are tried again' '^ok +tests of ops +0 failed +67 passed, 0 failed, 
 tells 'what there was no time for' '^left out, of 100 s: tests of long attention; the same command goes on there$'
 check 'only they' [ "$(calls '^bp') $(calls '^test') $(calls '--repeat')" = '0 1 0' ]
 first_sh 3 fails LIMIT=100 CUT_OFF=test_gpu_large
-first_sh 1 fails BITS=2.50001
+first_sh 1 fails BITS=2.50001 SECONDS_FOUND=2.3
+tells 'a pass that is slower' '^WRONG +4 layers  +2 s, 10 % +2.3 s'
 tells 'bits that differ' '^WRONG +inputs on host: loss, norm +11.25 2.5 +11.25 2.50001$'
 check 'and goes on to the end' [ "$(calls '--seq-len 131072')" != 0 ]
 mv "$WORK/no_xz" "$WORK/tools/xz"
 first_sh 3 slow LIMIT=150 CUT_OFF=test_ops
 tells 'without xz' '^ok +doctor, cuda13 '
 tells 'a step that the limit ends' '^left out, of 150 s: tests of ops'
-first_sh 1 slow SECONDS_FOUND=2.3
-tells 'a pass that is slower' '^WRONG +4 layers  +2 s, 10 % +2.3 s'
 check 'cards are those of machine.h' [ "$(sed -n 's/^ *\*.*) card=\([a-z0-9-]\{1,\}\) ;;$/\1/p' dev/gpu_steps.sh | sort)" = "$(sed -n 's/.* CARD("\([^"]*\)".*/\1/p' llmc/estimate/machine.h | sort)" ]
 rm -f "$WORK/tools/xz"
 
