@@ -6,7 +6,7 @@
 #      of each op
 #   4. passes of all layers; a disk
 # Anything wrong in 1 or 2 ends it before anything is measured. A table says what was expected (`train plan` for this card, dev/gpu_speed.md)
-# and what was found. OUT gets it, log.txt, passes.jsonl, bench.json and a record for dev/results. An H100 should take 11 minutes.
+# and what was found. OUT gets it, log.txt, passes.jsonl, bench.json and records for scripts/add_report.py. An H100 should take 11 minutes.
 # LIMIT [530] seconds: what would not end in time is left out. The same command then goes on: what is in the table is not done again.
 # CUDA's libraries: those of STREAMBP_LIBRARIES, of Pythons' wheels (PYTHON), of toolkits. DISK [OUT]: a folder on a disk.
 # RIGHT=only: ends after 2. Exit status 1: something is wrong; 3: something was left out.

@@ -1,5 +1,5 @@
 # Sourced by gpu_first.sh and gpu_queue.sh, after common.sh: steps of a kit of scripts/gpu_kit.sh on a machine with a GPU and no network.
-# They set $me, their name, and $kit, and call open_kit.
+# They set $me, their name, and $kit, and call open_kit. finish writes records for scripts/add_report.py.
 # ---- the table: `state|what|expected|found` -----------------------------------------------------------------------------------------
 show() { printf '%-7s %-34s %-30s %s\n' "$@"; }
 row() { # state (ok, WRONG, - where nothing is expected; FAILED: is tried again), what, expected, found
@@ -7,7 +7,7 @@ row() { # state (ok, WRONG, - where nothing is expected; FAILED: is tried again)
     show "$@"
 }
 finish() { # what ended it early
-    ${at_end:-:}
+    [ -z "$build" ] || records
     printf '\n%s\n' "$(show state what expected found)"
     while IFS='|' read -r state what expected found; do show "$state" "$what" "$expected" "$found"; done <"$table"
     [ -z "$left_out" ] || echo "left out, of $LIMIT s: ${left_out#, }; the same command goes on there"
@@ -71,7 +71,7 @@ open_kit() {
     mkdir -p "$1" || exit 1
     out=$(cd "$1" && pwd) LIMIT=${LIMIT:-530} PYTHON=${PYTHON:-python3} begin=$(date +%s) path=${LD_LIBRARY_PATH:-} # may have the driver
     case $LIMIT in '' | *[!0-9]*) echo "$me: LIMIT is '$LIMIT'; give seconds" >&2 && exit 2 ;; esac
-    log=$out/log.txt table=$out/table.txt left_out=
+    log=$out/log.txt table=$out/table.txt left_out= build=
     gpu=$(ask_gpu name)
     case $gpu in '' | *rror* | *ailed* | No\ devices*) echo "$me: no GPU was found (nvidia-smi names none)" >&2 && exit 1 ;; esac
     case $gpu in # --machine's name: llmc/estimate/machine.h
@@ -99,6 +99,8 @@ open_kit() {
         ls -d ${CUDA_HOME:+"$CUDA_HOME"/lib*} /usr/local/cuda*/lib64 /usr/local/cuda*/targets/x86_64-linux/lib
     } 2>/dev/null | awk 'NF && !seen[$0]++' | paste -sd : -)
     export STREAMBP_LIBRARIES LD_LIBRARY_PATH
+    host=$(awk '$1 == "MemAvailable:" { print int(0.9 * $2 / 1048576) }' /proc/meminfo) where=
+    [ -z "$card" ] || where="--memory-limit $card --host-limit ${host}GiB" # what plans and steps of `train` have
     echo "$gpu, --machine ${card:-unknown: nothing is estimated}; STREAMBP_LIBRARIES=$STREAMBP_LIBRARIES" | tee -a "$log"
     { cat "$kit/kit.txt" && timeout 60 nvidia-smi && nproc && free -g && df -h "$out"; } >>"$log" 2>&1
 }
@@ -145,8 +147,9 @@ record() { # name, `N passed, N failed, N skipped`, calls of cuDNN
 tests() { # what, seconds, name in the record, program, part
     step "$1" "$2" "$out/$build/$4" $5
     status=$?
+    [ $status != 3 ] || return
     closing=$(grep -E '^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$' "$out/step.out" | tail -n 1)
-    [ $status = 3 ] || [ -z "$closing" ] || record "$3" "$closing" \
+    [ -z "$closing" ] || record "$3" "$closing" \
         "$(sed -n 's/^ *cuDNN took \([0-9]*\) calls forward, \([0-9]*\) backward.*/\1 \2/p' "$out/step.out" | awk '{ n = $1 + $2 } END { if (NR) print n }')"
     [ $status != 0 ] || row "$(judge [ "$closing" != "${closing#* 0 failed}" ])" "$1" '0 failed' "${closing:-no closing line}"
 }
@@ -161,4 +164,79 @@ token_after() { # a prompt's tokens: a token of one text, beside its estimate
     planned=$([ -z "$card" ] || "$TRAIN" plan --for sample --init $eight --max-context $1 --machine "$card" --json --quiet 2>>"$log" | value token_seconds)
     found=$(sed -n 's/^token: after [0-9]* tokens \([0-9.]*\) ms .*/\1/p' "$out/step.out") wanted=$(awk "BEGIN { printf \"%.3g\", 1e3 * ${planned:-0} }")
     if [ -n "$planned" ]; then row "$(judge near "$found" "$wanted" 0.15)" "a token after $1" "$wanted ms, 15 %" "$found ms"; else row - "a token after $1" - "$found ms"; fi
+}
+
+# ---- plans and records ----------------------------------------------------------------------------------------------------------------
+plan_for() { # options: $planned_here, the plan for this card; nothing on a card that plans do not know
+    planned_here=$([ -z "$card" ] || "$TRAIN" plan --machine "$card,host=${host}GiB" --json --quiet $1 2>>"$log")
+}
+plan_says() { echo "$planned_here" | grep -o "\"$1\": [-+.a-zE0-9]*" | tail -n 1 | sed 's/.*: //; s/null//'; } # a number or word; "ways" come first
+gigabytes() { awk "BEGIN { printf \"%.4g\", ${1:-0} / 1e9 }"; }
+skipped() { done_before "$1" || row - "$1" '' "skipped: $2"; }
+
+# measured STATE WHAT EXPECTED FOUND COMMAND MEMBERS: a row, and its line in rows.jsonl
+measured() {
+    row "$1" "$2" "$3" "$4"
+    printf '{"what": "%s", "state": "%s", "expected": "%s", "found": "%s", "environment": "%s", "command": "%s", %s}\n' "$2" "$1" "$3" "$4" "$(environment)" \
+        "$(echo "$5" | sed "s|$TRAIN|train|g; s|$out/||g; s|$kit/||g")" "$6" >>"$out/rows.jsonl"
+}
+records() {
+    common="\"device\": \"$gpu\", \"device_name\": \"$gpu\", \"on_gpu\": true, \"driver\": \"$(ask_gpu driver_version)\",
+ \"libraries\": \"cuBLASLt $(version cuBLASLt), cuDNN $(version cuDNN)\", \"date\": \"$(date -u +%F)\", \"commit\": \"$(sed -n 's/^commit //p' "$kit/kit.txt")\",
+ \"command\": \"$me\""
+    to=$(slug "$gpu")-$(date -u +%F).json
+    [ ! -s "$out/rows.jsonl" ] || printf '{"kind": "queue", %s, "rows": [\n%s\n]}\n' "$common" "$(sed '$!s/$/,/' "$out/rows.jsonl")" >"$out/queue-$to"
+    [ ! -s "$out/bench.json" ] || sed "1s|^{|{\"kind\": \"ops\", $(echo "$common" | tr -d '\n'), |; s/\"device\": \"[^\"]*\", \"compute/\"compute/" "$out/bench.json" >"$out/ops-$to"
+    entries=$(pass_entries) limit=
+    [ -z "$entries" ] || { plan_for "--init gpt2 --memory-limit $card" && limit=$(plan_says usable_bytes); }
+    [ -z "$entries" ] || printf '{"kind": "passes", %s, "what": "train bp; seconds: median of those after a warm-up, or of the only pass", "memory_limit": %s, "passes": [\n%s\n]}\n' \
+        "$common" "${limit:-null}" "$entries" >"$out/passes-$to"
+}
+# Prints passes that ran as they are planned, without files and environment. What the run chose is named, so that a plan chooses the same.
+pass_entries() {
+    [ ! -s "$out/passes.jsonl" ] || awk '
+    function get(key, text) {
+        if (!match($0, "\"" key "\": (\"[^\"]*\"|[-+.0-9eE]+)")) return ""
+        text = substr($0, RSTART, RLENGTH)
+        sub(/^[^:]*: /, "", text)
+        gsub(/"/, "", text)
+        return text
+    }
+    /"environment": ""/ && !/--data/ {
+        options = get("options")
+        repeats = match(options, /--repeat [0-9]+/) ? substr(options, RSTART + 9, RLENGTH - 9) : 1
+        gsub(/ --repeat [0-9]+| --profile| --memory-limit [^ ]+| --host-limit [^ ]+/, "", options)
+        gsub(/  +/, " ", options)
+        n = split("keep logits_chunk inputs_every", chosen, " ")
+        for (i = 1; i <= n; i++) {
+            option = chosen[i]
+            sub(/_/, "-", option)
+            if (get(chosen[i]) != "" && !index(options, " --" option " ")) options = options " --" option " " get(chosen[i])
+        }
+        printf "%s{\"options\": \"%s\", \"passes\": %d", found++ ? ",\n" : "", options, (repeats > 1 ? repeats - 1 : 1)
+        n = split("seconds warmup_seconds planned_seconds tokens plan_bytes peak_bytes attention_workspace loss grad_norm", keys, " ")
+        for (i = 1; i <= n; i++) printf ", \"%s\": %s", keys[i], get(keys[i]) == "" ? "null" : get(keys[i])
+        printf "}"
+    }' "$out/passes.jsonl"
+}
+# trained WHAT SECONDS STEPS OPTIONS: steps of `train`; the last one's time, the first one's loss. SECONDS: to start, in addition to the steps
+trained() {
+    ! done_before "$1" || return 3
+    options="$4 $where" save='--out none'
+    plan_for "$options"
+    each=$(plan_says estimated_seconds) bytes=$(plan_says total_bytes)
+    [ "$(plan_says fits)" != false ] || { skipped "$1" 'its plan does not fit this card and host' && return 3; }
+    case $4 in *lora*) rm -rf "$out/run" && save="--out $out/run" ;; esac # adapters are small; log.jsonl has more digits
+    step "$1" "$(awk "BEGIN { print int($2 + $3 * ${each:-5}) }")" "$TRAIN" train --json --steps "$3" $options $save || return
+    ended=$(cat "$out/step.out") first= last=
+    case $4 in *lora*) first=$(grep '"grad_norm"' "$out/run/log.jsonl" | head -n 1) last=$(grep '"grad_norm"' "$out/run/log.jsonl" | tail -n 1) ;; esac
+    seconds=$(echo "${last:-$ended}" | value seconds) tokens=$(echo "${last:-$ended}" | value tokens) norm=$(echo "$first" | value grad_norm)
+    loss=$(echo "${first:-$ended}" | value loss) plan=$(echo "$ended" | value plan_bytes) peak=$(echo "$ended" | value peak_bytes) writing=$(echo "$last" | value rollout_seconds)
+    state=- expected=-
+    if [ -n "$bytes" ]; then
+        state=$(judge awk "BEGIN { exit !($plan == $bytes && $peak - $plan < 0.02 * $plan + 320 * 1048576) }") expected="$(gigabytes "$bytes") GB"
+        [ -z "$each" ] || { expected="$(printf '%.4g' "$each") s, 10 %; $expected" && near "$seconds" "$each" 0.1 || state=WRONG; }
+    fi
+    measured "$state" "$1" "$expected" "$(printf '%.4g' "$seconds") s${writing:+, $writing of them writing}; $(gigabytes "$plan") GB planned, $(gigabytes "$peak") in use; loss $loss${norm:+, norm $norm}" \
+        "train --steps $3 $4" "\"seconds\": $seconds, \"planned_seconds\": ${each:-null}, \"tokens\": $tokens, \"plan_bytes\": $plan, \"peak_bytes\": $peak, \"loss\": $loss, \"grad_norm\": ${norm:-null}, \"rollout_seconds\": ${writing:-null}"
 }

@@ -20,7 +20,7 @@ set -u
 usage() { sed -n '2,18s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 [ $# -ge 2 ] && [ "${1#-}" = "$1" ] || usage
 [ -f "$1/gpu_steps.sh" ] || { echo "gpu_queue.sh: $1 is no kit; make one: scripts/gpu_kit.sh $1" >&2 && exit 2; }
-me=gpu_queue.sh at_end=records build= kit=$(cd "$1" && pwd)
+me=gpu_queue.sh kit=$(cd "$1" && pwd)
 . "$kit/common.sh"
 . "$kit/gpu_steps.sh"
 to=$2
@@ -28,88 +28,13 @@ shift 2
 [ $# != 0 ] || set -- 1 2 3 4 5 6 7 8 9 10
 for number; do case $number in [1-9] | 10) ;; *) echo "gpu_queue.sh: there is no row '$number'; rows are 1 to 10" >&2 && exit 2 ;; esac done
 
-# ---- plans and records ----------------------------------------------------------------------------------------------------------------
-plan_for() { # options: $planned_here, the plan for this card; nothing on a card that plans do not know
-    planned_here=$([ -z "$card" ] || "$TRAIN" plan --machine "$card,host=${host}GiB" --json --quiet $1 2>>"$log")
-}
-plan_says() { echo "$planned_here" | grep -o "\"$1\": [-+.a-zE0-9]*" | tail -n 1 | sed 's/.*: //; s/null//'; } # a number or word; "ways" come first
-gigabytes() { awk "BEGIN { printf \"%.4g\", ${1:-0} / 1e9 }"; }
-skipped() { done_before "$1" || row - "$1" '' "skipped: $2"; }
+# ---- the rows -------------------------------------------------------------------------------------------------------------------------
 documents() { [ -s "$out/$1.bin" ] || "$kit/make_documents" "$out/$1.bin" 32000 "$2" 1 0 "${3:-documents}"; } # name, lengths, kind
-
-# measured STATE WHAT EXPECTED FOUND COMMAND MEMBERS: a row, and its line in rows.jsonl
-measured() {
-    row "$1" "$2" "$3" "$4"
-    printf '{"what": "%s", "state": "%s", "expected": "%s", "found": "%s", "environment": "%s", "command": "%s", %s}\n' "$2" "$1" "$3" "$4" "$(environment)" \
-        "$(echo "$5" | sed "s|$TRAIN|train|g; s|$out/||g; s|$kit/||g")" "$6" >>"$out/rows.jsonl"
-}
-records() {
-    common="\"device\": \"$gpu\", \"device_name\": \"$gpu\", \"on_gpu\": true, \"driver\": \"$(ask_gpu driver_version)\",
- \"libraries\": \"cuBLASLt $(version cuBLASLt), cuDNN $(version cuDNN)\", \"date\": \"$(date -u +%F)\", \"commit\": \"$(sed -n 's/^commit //p' "$kit/kit.txt")\",
- \"command\": \"scripts/gpu_queue.sh KIT OUT\""
-    to=$(slug "$gpu")-$(date -u +%F)-queue.json
-    [ ! -s "$out/rows.jsonl" ] || printf '{"kind": "queue", %s, "rows": [\n%s\n]}\n' "$common" "$(sed '$!s/$/,/' "$out/rows.jsonl")" >"$out/queue-$to"
-    [ ! -s "$out/bench.json" ] || sed "1s|^{|{\"kind\": \"ops\", $(echo "$common" | tr -d '\n'), |; s/\"device\": \"[^\"]*\", \"compute/\"compute/" "$out/bench.json" >"$out/ops-$to"
-    entries=$(pass_entries) limit=
-    [ -z "$entries" ] || { plan_for "--init gpt2 --memory-limit $card" && limit=$(plan_says usable_bytes); }
-    [ -z "$entries" ] || printf '{"kind": "passes", %s, "what": "train bp; seconds: median of those after a warm-up, or of the only pass", "memory_limit": %s, "passes": [\n%s\n]}\n' \
-        "$common" "${limit:-null}" "$entries" >"$out/passes-$to"
-}
-# Prints passes that ran as they are planned, without files and environment. What the run chose is named, so that a plan chooses the same.
-pass_entries() {
-    [ ! -s "$out/passes.jsonl" ] || awk '
-    function get(key, text) {
-        if (!match($0, "\"" key "\": (\"[^\"]*\"|[-+.0-9eE]+)")) return ""
-        text = substr($0, RSTART, RLENGTH)
-        sub(/^[^:]*: /, "", text)
-        gsub(/"/, "", text)
-        return text
-    }
-    /"environment": ""/ && !/--data/ {
-        options = get("options")
-        repeats = match(options, /--repeat [0-9]+/) ? substr(options, RSTART + 9, RLENGTH - 9) : 1
-        gsub(/ --repeat [0-9]+| --profile| --memory-limit [^ ]+| --host-limit [^ ]+/, "", options)
-        gsub(/  +/, " ", options)
-        n = split("keep logits_chunk inputs_every", chosen, " ")
-        for (i = 1; i <= n; i++) {
-            option = chosen[i]
-            sub(/_/, "-", option)
-            if (get(chosen[i]) != "" && !index(options, " --" option " ")) options = options " --" option " " get(chosen[i])
-        }
-        printf "%s{\"options\": \"%s\", \"passes\": %d", found++ ? ",\n" : "", options, (repeats > 1 ? repeats - 1 : 1)
-        n = split("seconds warmup_seconds planned_seconds tokens plan_bytes peak_bytes attention_workspace loss grad_norm", keys, " ")
-        for (i = 1; i <= n; i++) printf ", \"%s\": %s", keys[i], get(keys[i]) == "" ? "null" : get(keys[i])
-        printf "}"
-    }' "$out/passes.jsonl"
-}
-# trained WHAT SECONDS STEPS OPTIONS: steps of `train`; the last one's time, the first one's loss. SECONDS: to start, in addition to the steps
-trained() {
-    ! done_before "$1" || return 3
-    options="$4 $where" save='--out none'
-    plan_for "$options"
-    each=$(plan_says estimated_seconds) bytes=$(plan_says total_bytes)
-    [ "$(plan_says fits)" != false ] || { skipped "$1" 'its plan does not fit this card and host' && return 3; }
-    case $4 in *lora*) rm -rf "$out/run" && save="--out $out/run" ;; esac # adapters are small; log.jsonl has more digits
-    step "$1" "$(awk "BEGIN { print int($2 + $3 * ${each:-5}) }")" "$TRAIN" train --json --steps "$3" $options $save || return
-    ended=$(cat "$out/step.out") first= last=
-    case $4 in *lora*) first=$(grep '"grad_norm"' "$out/run/log.jsonl" | head -n 1) last=$(grep '"grad_norm"' "$out/run/log.jsonl" | tail -n 1) ;; esac
-    seconds=$(echo "${last:-$ended}" | value seconds) tokens=$(echo "${last:-$ended}" | value tokens) norm=$(echo "$first" | value grad_norm)
-    loss=$(echo "${first:-$ended}" | value loss) plan=$(echo "$ended" | value plan_bytes) peak=$(echo "$ended" | value peak_bytes) writing=$(echo "$last" | value rollout_seconds)
-    state=- expected=-
-    if [ -n "$bytes" ]; then
-        state=$(judge awk "BEGIN { exit !($plan == $bytes && $peak - $plan < 0.02 * $plan + 320 * 1048576) }") expected="$(gigabytes "$bytes") GB"
-        [ -z "$each" ] || { expected="$(printf '%.4g' "$each") s, 10 %; $expected" && near "$seconds" "$each" 0.1 || state=WRONG; }
-    fi
-    measured "$state" "$1" "$expected" "$(printf '%.4g' "$seconds") s${writing:+, $writing of them writing}; $(gigabytes "$plan") GB planned, $(gigabytes "$peak") in use; loss $loss${norm:+, norm $norm}" \
-        "train --steps $3 $4" "\"seconds\": $seconds, \"planned_seconds\": ${each:-null}, \"tokens\": $tokens, \"plan_bytes\": $plan, \"peak_bytes\": $peak, \"loss\": $loss, \"grad_norm\": ${norm:-null}, \"rollout_seconds\": ${writing:-null}"
-}
 norm_of() { sed -n "s/^{\"what\": \"$1\".*\"grad_norm\": \([0-9.e+-]*\).*/\1/p" "$out/rows.jsonl" 2>/dev/null | tail -n 1; }
 same_norm() { # what, the row that it is compared with, relative difference
     wanted=$(norm_of "$2") norm=$(norm_of "$1")
     [ -z "$wanted" ] || [ -z "$norm" ] || done_before "$1: norm" || row "$(judge near "$norm" "$wanted" "$3")" "$1: norm" "$wanted" "$norm"
 }
-
-# ---- the rows -------------------------------------------------------------------------------------------------------------------------
 row_1() {
     RIGHT=only LIMIT=$((LIMIT - $(date +%s) + begin)) sh "$kit/first.sh" "$out"
     [ $? != 3 ] || { left_out='the rest of row 1' && finish; }
@@ -217,8 +142,6 @@ row_10() {
 }
 
 open_kit "$to"
-host=$(awk '$1 == "MemAvailable:" { print int(0.9 * $2 / 1048576) }' /proc/meminfo) where=
-[ -z "$card" ] || where="--memory-limit $card --host-limit ${host}GiB"
 for number; do
     [ "$number" = 1 ] || [ -n "$build" ] || choose_build
     "row_$number"
