@@ -45,4 +45,5 @@ cat >"$kit/kit.txt" <<END
 commit $(. scripts/common.sh && commit_here)
 sources $(find Makefile train_gpt.cu streambp.h llmc test -type f | LC_ALL=C sort | xargs cat | cksum | cut -d ' ' -f 1)
 END
+cp dev/gpu_steps.sh scripts/gpu_queue.sh dev/gpu_floors.md "$work/make_documents" "$kit" # of both scripts; of the queue
 du -sh "$kit"

@@ -390,6 +390,8 @@ FLAG(show_special, "show-special", TEXTS, "also print special tokens")
 
 SECTION("Output")
 FLAG(json, "json", SHORT(EVERYWHERE), "print one JSON object on stdout; text for people goes to stderr")
+FLAG(report, "report", ON(DOCTOR),
+     "also measure a pass, and print the machine, rates and that pass as a line to paste; nothing is sent")
 FLAG(json_lines, "json-lines", ON(BP), "with --json: also print a line for each pass as it ends, before that object")
 TEXT(grads_out, "grads-out", NULL, SHORT(ON(BP)), "FILE",
      "write every parameter's gradient to a .safetensors; fp32, Hugging Face's names and shapes")

@@ -14,6 +14,7 @@ ends the program, whatever the row hangs in. With several ranks a row reports th
 #include "llmc/ops/link_rates.h"
 #include "bp.h"
 #include "doctor_ops.h"
+#include "ways.h"
 #include "doctor_ranks.h"
 #include <pthread.h>
 #include <setjmp.h>
@@ -32,6 +33,14 @@ typedef struct {
 
 typedef void DoctorLook(DoctorRow *row, size_t i); // Fills row i of a kind.
 
+// The pass of --report
+typedef struct {
+    char options[2300];
+    double seconds, planned, loss, grad_norm; // planned: by a known card's rates, else NAN
+    size_t tokens, plan_bytes, peak_bytes, chunk;
+    int cudnn; // attention by cuDNN
+} ReportPass;
+
 static struct {
     const Options *options;
     Config config;
@@ -42,6 +51,7 @@ static struct {
     int lost;               // 1: the device no longer works
     const Machine *machine; // machine whose rates are expected; NULL: unknown
     int hopper;             // 1: the device has the instructions of STREAMBP_WGMMA's kernels
+    ReportPass pass;        // tokens 0: not measured
     Progress bar;           // counts rows
     // the running row, for the watching thread
     pthread_mutex_t lock;
@@ -105,6 +115,90 @@ static void doctor_json(void) {
     json_finish(&json);
 }
 
+// ---- --report ------------------------------------------------------------------------------------------------------
+static const DoctorRow *doctor_find(const char *name) {
+    for (const DoctorRow *row = doctor.row; row < doctor.row + doctor.rows; row++)
+        if (!strcmp(row->name, name)) return row;
+    return NULL;
+}
+
+// Writes versions and the name of the device, without paths.
+static void report_machine_json(JsonOut *json) {
+    static const char *const libraries[] = {"cuBLASLt", "cuDNN", "NCCL", "oneDNN"};
+    const DoctorRow *processor = doctor_find("processor"), *driver = doctor_find("driver");
+    const int gpu = *ops_device->device_name() != 0;
+    char device[128] = "", version[64] = "", list[200] = "";
+    snprintf(device, sizeof(device), "%.100s", gpu ? ops_device->device_name() : processor ? processor->text : "");
+    if (!gpu) device[strcspn(device, ",:")] = 0;
+    json_text(json, "device_name", device);
+    json_bool(json, "on_gpu", gpu);
+    for (const char *word = driver && gpu ? driver->text : ""; *word; word += strcspn(word, " "), word += *word == ' ')
+        if (!*version && isdigit((unsigned char)*word) && memchr(word, '.', strcspn(word, " ,")))
+            snprintf(version, sizeof(version), "%.*s", (int)strcspn(word, " ,"), word);
+    json_text(json, "driver", version);
+    for (size_t i = 0; i < sizeof(libraries) / sizeof(*libraries); i++) {
+        const DoctorRow *row = doctor_find(libraries[i]);
+        if (!row || !isdigit((unsigned char)*row->text)) continue;
+        snprintf(list + strlen(list), sizeof(list) - strlen(list), "%s%s %.*s", *list ? ", " : "", row->name,
+                 (int)min_size(strcspn(row->text, ",: "), 20), row->text);
+    }
+    json_text(json, "libraries", list);
+    json_text(json, "op_set", ops_device->name);
+    json_text(json, "dtype", dtype_name(ops_device->stored));
+}
+
+static void report_pass_json(JsonOut *json) {
+    const ReportPass *pass = &doctor.pass;
+    json_array(json, "rows");
+    if (pass->tokens) {
+        json_object(json, NULL);
+        json_text(json, "options", pass->options);
+        json_number(json, "seconds", pass->seconds);
+        json_number(json, "planned_seconds", pass->planned);
+        json_size(json, "tokens", pass->tokens);
+        json_size(json, "plan_bytes", pass->plan_bytes);
+        json_size(json, "peak_bytes", pass->peak_bytes);
+        json_number(json, "loss", pass->loss);
+        json_number(json, "grad_norm", pass->grad_norm);
+        json_size(json, "chunk", pass->chunk);
+        json_text(json, "attention", pass->cudnn ? "cudnn" : "own");
+        json_object_end(json);
+    }
+    json_array_end(json);
+}
+
+// Prints a record for dev/results, in the form that scripts/add_report.py checks.
+static void doctor_report(void) {
+    const Options *o = doctor.options;
+    const time_t now = time(NULL);
+    char date[16] = "", command[2400] = "train doctor --report";
+    struct tm utc;
+    if (gmtime_r(&now, &utc)) strftime(date, sizeof(date), "%Y-%m-%d", &utc);
+    if (o->init) snprintf(command + strlen(command), sizeof(command) - strlen(command), " --init %.2048s", o->init);
+    snprintf(command + strlen(command), sizeof(command) - strlen(command), " --seq-len %zu", o->seq_len);
+    JsonOut json = json_open(stdout);
+    json_text(&json, "kind", "report");
+    report_machine_json(&json);
+    json_text(&json, "date", date);
+    json_text(&json, "commit", program_commit());
+    json_text(&json, "version", program_version());
+    json_text(&json, "command", command);
+    json_bool(&json, "right", doctor.wrong == 0 && doctor.not_checked == 0);
+    json_array(&json, "wrong");
+    for (const DoctorRow *row = doctor.row; row < doctor.row + doctor.rows; row++)
+        if (row->finding == FINDING_WRONG) json_text(&json, NULL, row->name);
+    json_array_end(&json);
+    json_object(&json, "rates");
+    for (const DoctorRow *row = doctor.row; row < doctor.row + doctor.rows; row++)
+        if (strstr(row->unit, "/s")) json_number(&json, row->name, row->value);
+    json_object_end(&json);
+    report_pass_json(&json);
+    json_finish(&json);
+    fputs("report   the line above; nothing was sent. Paste it into an issue \"Report of a machine\", or type: "
+          "python3 scripts/add_report.py FILE\n",
+          doctor.text);
+}
+
 // Prints "all right", or how many things are wrong and which.
 static void doctor_verdict(void) {
     size_t ops = 0;
@@ -127,7 +221,10 @@ static void doctor_end(void) {
     progress_end(&doctor.bar);
     doctor_verdict();
     fflush(doctor.text);
-    if (doctor.options->json) doctor_json();
+    if (doctor.options->report)
+        doctor_report();
+    else if (doctor.options->json)
+        doctor_json();
 }
 
 // ---- a row that hangs ----------------------------------------------------------------------------------------------
@@ -342,6 +439,59 @@ static void look_at_plan(DoctorRow *row, size_t i) {
                    planned, peak, error);
 }
 
+// ---- the pass of --report ------------------------------------------------------------------------------------------
+enum { REPORT_TOKENS = 8192, REPORT_LAYERS = 2, REPORT_WORDS = 32000 }; // at least, on a GPU; at most, on a CPU
+
+// Shortens the model for a CPU. Writes it as --init takes it.
+static void report_model_text(char *text, size_t room) {
+    const Config *c = &doctor.config;
+    snprintf(text, room, "%s", doctor.options->init ? doctor.options->init : DOCTOR_MODEL);
+    if (*ops_device->device_name()) return;
+    const struct {
+        const char *key;
+        size_t value, most;
+    } keys[] = {{"num_hidden_layers", c->num_hidden_layers, REPORT_LAYERS},
+                {"vocab_size", c->vocab_size, REPORT_WORDS},
+                {"num_kv_shared_layers", c->num_kv_shared_layers, 0},
+                {"vocab_size_per_layer_input", c->vocab_size_per_layer_input, REPORT_WORDS}};
+    for (size_t i = 0; i < sizeof(keys) / sizeof(*keys); i++)
+        if (keys[i].value > keys[i].most)
+            snprintf(text + strlen(text), room - strlen(text), ",%s=%zu", keys[i].key, keys[i].most);
+}
+
+static void look_at_pass(DoctorRow *row, size_t i) {
+    char model[2200];
+    Options o = *doctor.options;
+    ReportPass *pass = &doctor.pass;
+    Run run;
+    (void)i;
+    report_model_text(model, sizeof(model));
+    o.verb = VERB_BP, o.init = model, o.quiet = 1, o.json = 0, o.repeat = 3;
+    if (*ops_device->device_name()) o.seq_len = max_size(o.seq_len, REPORT_TOKENS);
+    option_type(&o, "keep", "none");
+    run_open(&run, &o, NULL);
+    run_allocate(&run, run_bound(&run, NULL));
+    Batch batch = batch_allocate(o.seq_len, 1);
+    run_load_weights(&run);
+    const PassResult result = bp_measure(&run, NULL, &batch);
+    const StepShape step = {1, result.tokens, result.model_flops, result.full_flops};
+    pass->planned = doctor.machine ? estimate_step(doctor.machine, &run.settings, &batch, step).seconds : NAN;
+    pass->seconds = result.seconds, pass->loss = result.loss, pass->grad_norm = result.grad_norm;
+    pass->plan_bytes = run.plan.total_bytes, pass->peak_bytes = result.peak_bytes, pass->chunk = run.plan.chunk;
+    pass->cudnn = run.attention != NULL;
+    snprintf(pass->options, sizeof(pass->options), "--init %s --seq-len %zu --keep none --repeat 3", model, o.seq_len);
+    pass->tokens = (size_t)result.tokens;
+    free(result.seconds_each);
+    batch_free(&batch);
+    run_close(&run);
+    doctor_value(row, (double)pass->peak_bytes, "bytes");
+    char planned[32] = "";
+    if (pass->planned > 0) snprintf(planned, sizeof(planned), ", planned %.4g s", pass->planned);
+    doctor_say(row, pass->seconds > 1.1 * pass->planned ? FINDING_NOTE : FINDING_OK,
+               "%zu tokens in %.4g s%s; %s planned, %s in use", pass->tokens, pass->seconds, planned,
+               human_bytes((double)pass->plan_bytes), human_bytes((double)pass->peak_bytes));
+}
+
 // ---- rates ---------------------------------------------------------------------------------------------------------
 enum { RATE_REPEATS = 5 };
 
@@ -552,7 +702,8 @@ static void look_at_collective(DoctorRow *row, size_t i) {
 // ---- the verb ------------------------------------------------------------------------------------------------------
 static void doctor_begin(const Options *o) {
     pthread_t thread;
-    doctor.options = o, doctor.text = o->json && is_main_rank() ? stderr : stdout;
+    if (o->report && dist_ranks() > 1) die_usage("--report describes one device: start doctor without mpirun");
+    doctor.options = o, doctor.text = (o->json || o->report) && is_main_rank() ? stderr : stdout;
     doctor.config = config_from_text(o->init ? o->init : DOCTOR_MODEL, "--init", EXIT_USAGE);
     if (!doctor.ops) doctor.ops = ops_device;
     if (!(doctor.patience > 0)) doctor.patience = 120;
@@ -568,6 +719,7 @@ static int verb_doctor(const Options *o) {
     doctor_row("machine", look_at_machine, 0, 0);
     if (dist_ranks() > 1 && strcmp(ops_device->name, "cpu") != 0) doctor_row("connections", look_at_connections, 0, 1);
     doctor_row("plan", look_at_plan, 0, 1);
+    if (o->report) doctor_row("pass", look_at_pass, 0, 0);
     doctor_row("copies", look_at_copies, 0, 0);
     doctor_row("host memory link", look_at_link, 0, 0);
     if (o->disk) doctor_row("disk", look_at_link, 1, 0);

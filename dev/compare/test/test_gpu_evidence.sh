@@ -1,6 +1,6 @@
 #!/bin/sh
 # dev/compare/gpu_evidence.sh: what it would run, by our plans; and with a program that only tells, that it goes on after a failure
-# and leaves out what would not end in time. dev/gpu_first.sh: all its branches with a kit of programs that only tell.
+# and leaves out what would not end in time. dev/gpu_first.sh, scripts/gpu_queue.sh: their branches with a kit of programs that only tell.
 . test/cli.sh
 EVIDENCE=dev/compare/gpu_evidence.sh
 evidence() { # exit status, variables..., arguments
@@ -112,13 +112,19 @@ doctor)
     printf '%-6s attention                by %s\nok     host memory link         54.6 GB/s to it; 54.4 expected of an H100\n' ${OWN:+note} "${OWN:-cuDNN}"
     printf 'ok     disk                     2.1 GB/s written\n'
     ;;
-plan) echo '{"total_bytes": 1, "estimated_seconds": 2.0, "token_seconds": 0.006}' ;;
+plan) echo '{"total_bytes": 1, "estimated_seconds": 2.0, "token_seconds": 0.006, "fits": true, "usable_bytes": 84000000000}' ;;
 bp)
     case "$*" in *'--inputs host'*) norm=${BITS:-2.5} host=4294967296 peak=1110000000 ;; *) norm=2.5 host=0 peak=1100000000 ;; esac
-    case "$*" in *--chunk\ 1024*) norm=${NORM:-2.5} ;; esac
-    echo "{\"loss\": 11.25, \"seconds\": ${SECONDS_FOUND:-2.1}, \"grad_norm\": $norm, \"plan_bytes\": 1000000000,
- \"peak_bytes\": $peak, \"host_bytes\": $host, \"attention\": \"cudnn\"}"
+    case "${STREAMBP_CUDNN:-}$*" in *--chunk\ 1024* | 0bp*32768*) norm=${NORM:-2.5} ;; esac
+    echo "{\"loss\": 11.25, \"tokens\": 32768, \"seconds\": ${SECONDS_FOUND:-2.1}, \"seconds_each\": [3.5, 2.1, 2.15], \"grad_norm\": $norm, \"plan_bytes\": 1000000000,
+ \"peak_bytes\": $peak, \"host_bytes\": $host, \"keep\": \"products=3\", \"logits_chunk\": 4096, \"inputs_every\": 1, \"attention\": \"cudnn\"}"
     ;;
+train)
+    result="\"loss\": 11.25, \"seconds\": ${SECONDS_FOUND:-2.1}, \"tokens\": 4096"
+    out=${*##*--out } && [ "$out" = none ] || { mkdir "$out" && echo "{$result, \"grad_norm\": 2.5, \"rollout_seconds\": 1.5}" >"$out/log.jsonl"; }
+    echo "{$result, \"plan_bytes\": ${TRAIN_BYTES:-1}, \"peak_bytes\": 2}"
+    ;;
+convert) mkdir "${*##*--out }" ;;
 --version) echo 'libraries  CUDA 13.0.88, cuDNN 9' ;;
 esac
 END_OF_KIT_TRAIN
@@ -132,29 +138,47 @@ END_OF_KIT_TEST
 cat >"$WORK/made/cuda13/bench" <<'END_OF_KIT_BENCH'
 #!/bin/sh
 printf '%-24s %-24s %10.3f ms %9.1f %-7s %6.1f %% of %s\n' copy 'layer inputs' 1 2900 GB/s 85 copy attention_forward 'the last chunk' 3 600 TFLOP/s 30 product >&2
-echo '{"ops": []}'
+echo '{"dtype": "bf16", "device": "NVIDIA H100", "compute_capability": "9.0", "ops": [{"op": "adamw", "of": "a layer, fp32 master", "rows": 1, "ms": 9}, {"op": "conv_backward", "of": "query, key, value", "rows": 4096, "ms": 0.08}]}'
 END_OF_KIT_BENCH
-printf '#!/bin/sh\necho "token: after $3 tokens 6.3 ms a token"\n' >"$WORK/made/cuda13/bench_decode"
+cat >"$WORK/made/cuda13/bench_decode" <<'END_OF_KIT_DECODE'
+#!/bin/sh
+echo "decode $*" >>"$WORK/calls"
+case "$*" in *" 1 1") echo '0.500000 7' ;; decode*) echo '6.900000 7' ;; *) echo "token: after $3 tokens 6.3 ms a token" ;; esac
+END_OF_KIT_DECODE
 cp "$WORK/made/cuda13/test_ops" "$WORK/made/cuda13/test_gpu_large"
 chmod +x "$WORK"/made/cuda13/*
 cp -r "$WORK/made/cuda13" "$WORK/made/cuda12"
 for build in cuda13 cuda12; do tar -C "$WORK/made" -c $build | xz -1 >"$WORK/kit/$build.tar.xz"; done
 cp dev/gpu_first.sh "$WORK/kit/first.sh"
-cp scripts/common.sh "$WORK/kit"
+cp scripts/common.sh scripts/gpu_queue.sh dev/gpu_steps.sh dev/gpu_floors.md "$WORK/kit"
+printf '#!/bin/sh\necho "$*" >"$1"\n' >"$WORK/kit/make_documents" && chmod +x "$WORK/kit/make_documents"
 printf 'commit 1a2b\nsources 123\n' >"$WORK/kit/kit.txt"
 printf '#!/bin/sh\n[ -z "$CUT_OFF" ] || case "$*" in *"$CUT_OFF"*) exit 124 ;; esac\nexec %s "$@"\n' "$(command -v timeout)" >"$WORK/tools/timeout"
 printf '#!/bin/sh\ncase "$*" in *nvidia*) [ -z "$NO_WHEELS" ] && echo "$WORK/site/nvidia" ;; *) exec %s "$@" ;; esac\n' "$(command -v python3)" >"$WORK/tools/python3"
 printf '#!/bin/sh\nexit 1\n' >"$WORK/tools/python" && cp "$WORK/tools/python" "$WORK/no_xz"
 chmod +x "$WORK"/tools/*
-first_sh() { # exit status, folder, variables...
-    wanted=$1 to=$WORK/$2
-    shift 2
+of_kit() { # exit status, variables... and command
+    wanted=$1
+    shift
     : >"$WORK/calls"
-    env PATH="$WORK/tools:$PATH" STREAMBP_LIBRARIES= CUDA_HOME= PYTHON= LIMIT=9999 GPU_NAME='NVIDIA H100 80GB HBM3' BROKEN= "$@" \
-        sh "$WORK/kit/first.sh" "$to" >"$WORK/out" 2>"$WORK/err"
-    check "exit $wanted of first.sh $*: $(tail -n 1 "$WORK/err")" [ $? = "$wanted" ]
+    env PATH="$WORK/tools:$PATH" STREAMBP_LIBRARIES= CUDA_HOME= PYTHON= LIMIT=9999 GPU_NAME='NVIDIA H100 80GB HBM3' BROKEN= "$@" >"$WORK/out" 2>"$WORK/err"
+    check "exit $wanted of $*: $(tail -n 1 "$WORK/err")" [ $? = "$wanted" ]
 }
-tells() { check "first.sh: $1" grep -qE -- "$2" "$WORK/out" "$WORK/err"; }
+first_sh() { # exit status, folder, variables...
+    to=$WORK/$2
+    set -- "$@" sh "$WORK/kit/first.sh" "$to"
+    wanted=$1
+    shift 2
+    of_kit "$wanted" "$@"
+}
+queue_sh() { # exit status, folder, rows, variables...
+    rows=$3 to=$WORK/$2
+    set -- "$@" sh "$WORK/kit/gpu_queue.sh" "$WORK/kit" "$to"
+    wanted=$1
+    shift 3
+    of_kit "$wanted" "$@" $rows
+}
+tells() { check "a kit's script: $1" grep -qE -- "$2" "$WORK/out" "$WORK/err"; }
 calls() { grep -cE -- "$1" "$WORK/calls"; }
 
 first_sh 1 first SECONDS_FOUND=2.1
@@ -197,16 +221,59 @@ tells 'they are tried again' '^ok +tests of ops +0 failed +67 passed, 0 failed, 
 tells 'what there was no time for' '^left out, of 100 s: tests of long attention; the same command goes on there$'
 check 'only they' [ "$(calls '^bp') $(calls '^test') $(calls '--repeat')" = '0 1 0' ]
 first_sh 3 fails LIMIT=100 CUT_OFF=test_gpu_large
-first_sh 1 fails BITS=2.50001
+first_sh 1 fails BITS=2.50001 SECONDS_FOUND=2.3
+tells 'a pass that is slower' '^WRONG +4 layers  +2 s, 10 % +2.3 s'
 tells 'bits that differ' '^WRONG +inputs on host: loss, norm +11.25 2.5 +11.25 2.50001$'
 check 'and goes on to the end' [ "$(calls '--seq-len 131072')" != 0 ]
 mv "$WORK/no_xz" "$WORK/tools/xz"
 first_sh 3 slow LIMIT=150 CUT_OFF=test_ops
 tells 'without xz' '^ok +doctor, cuda13 '
 tells 'a step that the limit ends' '^left out, of 150 s: tests of ops'
-first_sh 1 slow SECONDS_FOUND=2.3
-tells 'a pass that is slower' '^WRONG +4 layers  +2 s, 10 % +2.3 s'
-check 'cards are those of machine.h' [ "$(sed -n 's/^\*.*) card=\([a-z0-9-]\{1,\}\) ;;$/\1/p' dev/gpu_first.sh | sort)" = "$(sed -n 's/.* CARD("\([^"]*\)".*/\1/p' llmc/estimate/machine.h | sort)" ]
+check 'cards are those of machine.h' [ "$(sed -n 's/^ *\*.*) card=\([a-z0-9-]\{1,\}\) ;;$/\1/p' dev/gpu_steps.sh | sort)" = "$(sed -n 's/.* CARD("\([^"]*\)".*/\1/p' llmc/estimate/machine.h | sort)" ]
+rm -f "$WORK/tools/xz"
+
+# ---- the queue --------------------------------------------------------------------------------------------------------------------
+queue_sh 1 queue ''
+tells 'row 1' '^ok +tests of long attention '
+tells 'row 2' '^ok +2 layers of qwen3-8b at 32768, our own attention +norm 2.5, 0.01 % +2.5$'
+tells 'row 3' '^ok +qwen3-8b, LoRA 16 at 8192 --method full +2 s, 10 %; 1e-09 GB +2.1 s, 1.5 of them writing; 1e-09 GB planned, 2e-09 in use; loss 11.25, norm 2.5$'
+tells 'the same norm' '^ok +qwen3-8b, LoRA 16 at 4096 --keep none: norm +2.5 +2.5$'
+tells 'row 4, whose weights fit' '^ok +qwen3-30b-a3b, LoRA 16 at 32768 '
+tells 'row 5' '^- +a token of 16 texts after 4096 +- +100 ms; their prompts 0.500000 s$'
+tells 'row 6' '^ok +tests of ops, wgmma '
+tells 'what is not here' '^- +racecheck +skipped: compute-sanitizer is not here$'
+tells 'row 7' '^ok +GRPO of qwen3-8b, prefixes off: norm '
+tells 'row 8' '^ok +qwen3-8b at 32768 for a minute +at its end 2.1 s, 5 % +2.15 s; '
+tells 'row 9' '^ok +qwen3-8b, all weights, 262144 tokens '
+tells 'row 10, above the floor' '^WRONG +floor of adamw, a layer, fp32 master +at most 1935.6 us +9000 us$'
+tells 'and below' '^ok +floor of conv_backward, query, key, value +at most 85.2 us +80 us$'
+check 'the only thing that is wrong' [ "$(grep -c '^WRONG' "$WORK/queue/table.txt")" = 1 ]
+check 'nothing large stays' [ ! -e "$WORK/queue/model" -a ! -e "$WORK/queue/run" ]
+mkdir "$WORK/results"
+for record in "$WORK"/queue/*-2*.json; do check "add_report.py takes ${record##*/}" env RESULTS="$WORK/results" python3 scripts/add_report.py "$record"; done
+check 'four kinds' [ "$(cd "$WORK/results" && ls | sed 's/-.*//' | paste -sd ' ' -)" = 'ops passes queue test' ]
+queue_sh 1 queue ''
+check 'nothing is done again' [ "$(calls '^(bp|test|train|decode|convert)')" = 0 ]
+queue_sh 1 norm '2 9' NORM=2.51 TRAIN_BYTES=2
+tells 'a norm that differs' '^WRONG +2 layers of gpt-oss-20b at 32768, our own attention +norm 2.5, 0.01 % +2.51$'
+tells 'bytes that differ' '^WRONG +qwen3-8b, all weights, 262144 tokens +2 s, 10 %; 1e-09 GB +2.1 s; 2e-09 GB planned'
+queue_sh 3 late '9 4' LIMIT=120
+tells 'what there is no time for' '^left out, of 120 s: qwen3-30b-a3b, LoRA 16 at 4096, gpt-oss-20b mxfp4, LoRA 16 at 4096, '
+check 'what fits is done' [ "$(calls '^train')" = 1 ]
+queue_sh 0 late '9 4'
+check 'the same command goes on there' [ "$(calls '^train') $(calls '^train .*all weights')" = '4 0' ]
+printf '#!/bin/sh\necho RACECHECK SUMMARY: 0 hazards\n' >"$WORK/tools/compute-sanitizer" && chmod +x "$WORK/tools/compute-sanitizer"
+queue_sh 0 late 6
+tells 'races are looked for' '^ok +racecheck of experts_wgmma +no race +RACECHECK SUMMARY: 0 hazards$'
+queue_sh 0 other '6 9 10' GPU_NAME='NVIDIA RTX 9090'
+tells 'an unknown card: measured' '^- +qwen3-8b, all weights, 262144 tokens +- +2.1 s'
+tells 'or skipped by name' "^- +Hopper's kernels +skipped: they need an H100 or H200$"
+queue_sh 1 ends 1 FAILS=2
+tells 'row 1 ends it' '^gpu_queue.sh: first.sh found something wrong'
+queue_sh 2 none 11
+tells 'an unknown row' "there is no row '11'; rows are 1 to 10"
+of_kit 2 sh scripts/gpu_queue.sh "$WORK/tools" "$WORK/none"
+tells 'a folder that is no kit' 'is no kit; make one: scripts/gpu_kit.sh'
 rm -rf "$WORK/tools"
 
 # make bench-gpu
