@@ -107,7 +107,10 @@ WARNINGS := -Wall -Wextra $(WERROR) -Wno-unused-function $(if $(HAVE_OPENMP),,-W
 CXX_WARNINGS := -Wall -Wextra $(WERROR) -Wno-unused-function -Wno-missing-field-initializers -Wno-missing-braces
 DEFINES   = -D_GNU_SOURCE -DPRECISION_$(subst fp,FP,$(subst bf,BF,$(subst double,DOUBLE,$(PRECISION)))) \
             $(if $(HAVE_ONEDNN),-DHAVE_ONEDNN)
-OPTIMISE := -O3 $(NATIVE) -ffp-contract=fast -fno-math-errno -fno-trapping-math
+# KEEP_ARGUMENTS: gcc 12.2 drops the store of a struct argument before a call of a function that it finds const, if
+# the same struct was passed before, though calls in between overwrote it. Such stores hold where sp does not move.
+KEEP_ARGUMENTS := $(call try_flag,-maccumulate-outgoing-args)
+OPTIMISE := -O3 $(NATIVE) -ffp-contract=fast -fno-math-errno -fno-trapping-math $(KEEP_ARGUMENTS)
 CFLAGS   ?= -g
 ifneq ($(CJSON),)
 CJSON_OBJECT := $(DRIVER)/cJSON.o
