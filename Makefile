@@ -287,7 +287,7 @@ NVCC_LINK = $(if $(NVCC_LIBS),$(NVCC) -ccbin $(CXX) $(GENCODE))
 test-gpu test-gpu-build:
 	@scripts/install_deps.sh test
 	@NVCC='$(NVCC)' NVCC_LINK='$(NVCC_LINK)' NVCC_LIBS='$(NVCC_LIBS)' ARCHS='$(ARCHS)' MAKE='$(MAKE_COMMAND)' \
-		$(if $(PORTABLE),GPU_BUILD='$(BUILD)' NATIVE='$(NATIVE)') test/run.sh --gpu $(if $(filter test-gpu-build,$@),--build) $(PARTS)
+		$(if $(and $(PORTABLE),$(filter all,$(NAME))),GPU_BUILD='$(BUILD)') test/run.sh --gpu $(if $(filter test-gpu-build,$@),--build) $(PARTS)
 
 # Searches new inputs for every parser of files, options and answers with libFuzzer; TARGET='config shard' runs some.
 fuzz:

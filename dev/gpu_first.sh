@@ -1,7 +1,8 @@
 #!/bin/sh
 # The first minutes on a GPU, with a kit of scripts/gpu_kit.sh and no network: sh KIT/first.sh OUT
 #   1. the build that the driver takes and whose `doctor` finds nothing wrong
-#   2. gradients: streamed, by our own attention, with host memory, as those of gradient checkpointing; the tests of ops
+#   2. gradients: in fp32 and bf16 as on the CPU; streamed, by our own attention, with host memory, as those of gradient checkpointing; the
+#      tests of ops in both types
 #   3. passes of a few layers: one document, one after another, 600 lengths, layer inputs in host memory, with STREAMBP_WGMMA=1; the rate
 #      of each op
 #   4. passes of all layers; a disk
@@ -12,7 +13,7 @@
 # Exit status 1: something is wrong; 3: something was left out.
 set -u
 kit=$(cd "$(dirname "$0")" && pwd)
-[ $# = 1 ] && [ "${1#-}" = "$1" ] || { sed -n '2,12s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+[ $# = 1 ] && [ "${1#-}" = "$1" ] || { sed -n '2,13s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 . "$kit/common.sh"
 mkdir -p "$1" || exit 1
 out=$(cd "$1" && pwd) LIMIT=${LIMIT:-530} PYTHON=${PYTHON:-python3} begin=$(date +%s) path=${LD_LIBRARY_PATH:-} # may have the driver
@@ -59,18 +60,20 @@ near() { awk -v a="$1" -v b="$2" -v d="$3" 'BEGIN { x = a < b ? b - a : a - b; e
 judge() { if "$@"; then echo ok; else echo WRONG; fi; }
 
 # bp WHAT SECONDS OPTIONS...: a line in passes.jsonl
+device=cuda dtype=bf16
 bp() {
-    step "$1" "$2" "$TRAIN" bp --json $3 || return
-    planned=$([ -z "$card" ] || "$TRAIN" plan --for bp --machine "$card" --json --quiet $3 2>>"$log" | value estimated_seconds)
+    step "$1" "$2" "$TRAIN" bp --json --device $device --dtype $dtype $3 || return
+    planned=$([ -z "$card" ] || [ $device$dtype != cudabf16 ] ||
+        "$TRAIN" plan --for bp --machine "$card" --json --quiet --dtype bf16 $3 2>>"$log" | value estimated_seconds)
     printf '{"pass": "%s", "options": "%s", "date": "%s", "planned_seconds": %s, "gpu": %s, "result": %s}\n' "$1" "$3" "$(date -u +%FT%TZ)" \
         "${planned:-null}" "$(gpu_samples "$out/samples")" "$(tr -d '\n' <"$out/step.out")" >>"$out/passes.jsonl"
 }
-gradient() { # what, options: its gradient is that of `checkpointing`
+gradient() { # what, options, the first pass [`checkpointing`], which has its gradient, relative difference [0.002]
     bp "$1" 15 "$small $2"
     [ $? = 0 ] || return
-    norm=$(pass_of "$1" | value grad_norm) wanted=$(pass_of checkpointing | value grad_norm)
+    norm=$(pass_of "$1" | value grad_norm) wanted=$(pass_of "${3:-checkpointing}" | value grad_norm)
     [ -n "$wanted" ] || wanted=$norm
-    if near "$norm" "$wanted" 0.002; then row ok "$1" "gradient norm $wanted" "$norm"; else row FAILED "$1" "gradient norm $wanted" "$norm"; fi
+    if near "$norm" "$wanted" "${4:-0.002}"; then row ok "$1" "gradient norm $wanted" "$norm"; else row FAILED "$1" "gradient norm $wanted" "$norm"; fi
 }
 timed() { # what, seconds, options: seconds as planned
     bp "$@" || return
@@ -117,7 +120,7 @@ for build in ${chosen:-cuda13 cuda12}; do
     [ -z "$chosen" ] || break
     [ -x "$TRAIN" ] || { xz -dc "$kit/$build.tar.xz" | tar -x -C "$out"; } 2>>"$log" || # without xz:
         "$PYTHON" -c 'import sys, tarfile; tarfile.open(sys.argv[1]).extractall(sys.argv[2])' "$kit/$build.tar.xz" "$out" 2>>"$log"
-    step "doctor, $build" 60 "$TRAIN" doctor --init qwen3-8b --verbose
+    step "doctor, $build" 60 "$TRAIN" doctor --device cuda --dtype bf16 --init qwen3-8b --verbose
     status=$?
     own=$(grep -E '^note +attention  .*own kernels' "$out/step.out")
     if [ $status = 0 ] && { [ -z "$own" ] || [ "${STREAMBP_CUDNN:-}" = 0 ]; }; then
@@ -136,8 +139,8 @@ sed -i '/^FAILED|doctor, /d' "$table" # of the other build
 
 # The record: the form of dev/results/test-*.json
 record() { # name, `N passed, N failed, N skipped`, calls of cuDNN
-    sed -i "/\"program\": \"$1\"/d" "$out/programs" 2>/dev/null
-    echo "$2" | sed "s/\([0-9]*\) passed, \([0-9]*\) failed, \([0-9]*\) skipped/    {\"program\": \"$1\", \"precision\": \"bf16\", \"passed\": \1, \"failed\": \2, \"skipped\": \3${3:+, \"cudnn_calls\": $3}}/" >>"$out/programs"
+    sed -i "/\"program\": \"$1\", \"precision\": \"$dtype\"/d" "$out/programs" 2>/dev/null
+    echo "$2" | sed "s/\([0-9]*\) passed, \([0-9]*\) failed, \([0-9]*\) skipped/    {\"program\": \"$1\", \"precision\": \"$dtype\", \"passed\": \1, \"failed\": \2, \"skipped\": \3${3:+, \"cudnn_calls\": $3}}/" >>"$out/programs"
     version() { sed -n "s/^ok|$1||\([0-9.]*\).*/\1/p" "$table" | tail -n 1; }
     {
         printf '{\n  "kind": "test", "op_set": "cuda",\n  "device": "%s", "driver": "%s",\n' "$gpu" "$(ask_gpu driver_version)"
@@ -148,7 +151,7 @@ record() { # name, `N passed, N failed, N skipped`, calls of cuDNN
     } >"$out/test-$(slug "$gpu")-$(date -u +%F).json"
 }
 tests() { # what, seconds, name in the record, program, part
-    step "$1" "$2" "$out/$build/$4" $5
+    step "$1" "$2" env TEST_DTYPE=$dtype "$out/$build/$4" $5
     status=$?
     closing=$(grep -E '^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$' "$out/step.out" | tail -n 1)
     [ $status = 3 ] || [ -z "$closing" ] || record "$3" "$closing" \
@@ -157,6 +160,13 @@ tests() { # what, seconds, name in the record, program, part
 }
 
 # ---- 2. right or wrong ----------------------------------------------------------------------------------------------------------------
+small='--init qwen3-8b,num_hidden_layers=2,vocab_size=4000,hidden_size=512,intermediate_size=1024 --seq-len 512'
+device=cpu dtype=fp32
+gradient 'fp32 on the CPU' '' 'fp32 on the CPU'
+device=cuda
+gradient fp32 '' 'fp32 on the CPU' 0.0001
+dtype=bf16
+gradient bf16 '' 'fp32 on the CPU' 0.005
 small='--init qwen3-8b,num_hidden_layers=2,vocab_size=32000 --seq-len 16384'
 gradient checkpointing '--method checkpoint'
 gradient streamed ''
@@ -168,6 +178,9 @@ export STREAMBP_CUDNN
 gradient 'our own attention' ''
 [ -n "$cudnn" ] || unset STREAMBP_CUDNN
 tests 'tests of ops' 40 ops test_ops ''
+dtype=fp32
+tests 'tests of ops, fp32' 40 ops test_ops ''
+dtype=bf16
 tests 'tests of long attention' 120 attention test_gpu_large attention
 [ -e "$out/right" ] || ! grep -qE '^(WRONG|FAILED)' "$table" ||
     finish "nothing is measured, for something is wrong: $(sed -nE 's/^(WRONG|FAILED)[|]([^|]*)[|].*[|]/\2: /p' "$table" | paste -sd ';' - | cut -c1-300)"
@@ -243,7 +256,7 @@ fi
 eight=qwen3-8b,num_hidden_layers=8
 for T in 32 4096 32768; do
     step "a token after $T" 30 "$out/$build/bench_decode" token $eight $T 64 || continue
-    planned=$([ -z "$card" ] || "$TRAIN" plan --for sample --init $eight --max-context $T --machine "$card" --json --quiet 2>>"$log" | value token_seconds)
+    planned=$([ -z "$card" ] || "$TRAIN" plan --for sample --dtype bf16 --init $eight --max-context $T --machine "$card" --json --quiet 2>>"$log" | value token_seconds)
     found=$(sed -n 's/^token: after [0-9]* tokens \([0-9.]*\) ms .*/\1/p' "$out/step.out") wanted=$(awk "BEGIN { printf \"%.3g\", 1e3 * ${planned:-0} }")
     if [ -n "$planned" ]; then row "$(judge near "$found" "$wanted" 0.15)" "a token after $T" "$wanted ms, 15 %" "$found ms"; else row - "a token after $T" - "$found ms"; fi
 done
@@ -251,7 +264,7 @@ done
 # ---- 4. all layers, a disk ------------------------------------------------------------------------------------------------------------
 for model in qwen3-8b qwen3.5-9b; do timed "$model at 32768" 60 "--init $model --seq-len 32768 --repeat 3"; done
 timed 'qwen3-8b at 131072' 90 '--init qwen3-8b --seq-len 131072'
-if step 'doctor, with a disk' 60 "$TRAIN" doctor --disk "${DISK:-$out}"; then
+if step 'doctor, with a disk' 60 "$TRAIN" doctor --device cuda --dtype bf16 --disk "${DISK:-$out}"; then
     row "$(sed -n 's/^\([a-zA-Z]*\) *disk   .*/\1/p' "$out/step.out")" 'doctor, with a disk' '' "$(sed -n 's/^[a-zA-Z]* *disk   *//p' "$out/step.out")"
 fi
 rm -f "$out/step.out" "$out/step.err" "$out/samples"* "$out/found"

@@ -71,10 +71,10 @@ kit() { # libraries of the programs
 }
 check 'a kit' kit -lcmocka
 check 'of two builds' [ "$(xz -dc "$WORK"/packed/cuda1[23].tar.xz | tar -t -i | grep -cE '^cuda1[23]/(train|bench|bench_decode|test_ops|test_gpu_large|lib/libcmocka\.so\.0)$')" = 12 ]
-check 'of their toolkits, portable' [ "$(grep -cE "PORTABLE=1 BUILD=build/cuda1[23]-bf16-portable ARCHS=90 CUDA=$WORK" "$WORK/made/calls")" = 4 ]
+check 'of their toolkits, portable' [ "$(grep -cE "BACKEND=all PORTABLE=1 BUILD=build/cuda1[23]-portable ARCHS=90 CUDA=$WORK" "$WORK/made/calls")" = 4 ]
 check 'with what first.sh needs' [ "$(cd "$WORK/packed" && ls first.sh common.sh kit.txt behind.bin lengths.bin | wc -l)" = 5 ]
 kit -lcmocka -lpcre2-8 && fail 'a program that needs another library'
-check 'is refused' grep -q '^gpu_kit.sh: a program of build/cuda13-bf16-portable needs lib' "$WORK/err"
+check 'is refused' grep -q '^gpu_kit.sh: a program of build/cuda13-portable needs lib' "$WORK/err"
 
 build=build/test-portable
 if ! ${MAKE:-make} -s BACKEND=cpu build/cjson/cJSON.c >"$WORK/log" 2>&1; then
@@ -120,7 +120,7 @@ check 'a plan' test "$(json total_bytes)" -gt 1000000000
 succeeds --init $TINY --data shard.bin --seq-len 32 --steps 3 --out run
 check 'a trained model' test -s "$root/run/log.jsonl"
 
-for gpu in build/cuda-bf16-portable/train build/cuda13-bf16-portable/train; do [ ! -x "$gpu" ] || break; done
+for gpu in build/all-portable/train build/cuda13-portable/train build/cuda-bf16-portable/train; do [ ! -x "$gpu" ] || break; done
 if [ -x "$gpu" ]; then
     take "$gpu" gpu
     PROGRAM=/gpu/train
