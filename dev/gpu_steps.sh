@@ -51,11 +51,15 @@ with() { # NAME=VALUE of the environment, command...
 }
 environment() { env | grep -E '^STREAMBP_(CUDNN|WGMMA|SPLIT_KEYS)=' | sort | paste -sd ' ' -; }
 
-# bp WHAT SECONDS OPTIONS...: a line in passes.jsonl
+# bp WHAT SECONDS OPTIONS...: a line in passes.jsonl, in $dtype on $device
+device=cuda dtype=bf16
 bp() {
-    step "$1" "$2" "$TRAIN" bp --json $3 || return
-    planned=$([ -z "$card" ] || "$TRAIN" plan --for bp --machine "$card" --json --quiet $3 2>>"$log" | value estimated_seconds)
-    printf '{"pass": "%s", "options": "%s", "environment": "%s", "date": "%s", "planned_seconds": %s, "gpu": %s, "result": %s}\n' "$1" "$3" \
+    of="$3" planned=
+    [ $device$dtype = cudabf16 ] || of="--device $device --dtype $dtype $3"
+    step "$1" "$2" "$TRAIN" bp --json --device $device --dtype $dtype $3 || return
+    [ -z "$card" ] || [ "$of" != "$3" ] ||
+        planned=$("$TRAIN" plan --for bp --dtype bf16 --machine "$card" --json --quiet $3 2>>"$log" | value estimated_seconds)
+    printf '{"pass": "%s", "options": "%s", "environment": "%s", "date": "%s", "planned_seconds": %s, "gpu": %s, "result": %s}\n' "$1" "$of" \
         "$(environment)" "$(date -u +%FT%TZ)" "${planned:-null}" "$(gpu_samples "$out/samples")" "$(tr -d '\n' <"$out/step.out")" >>"$out/passes.jsonl"
 }
 timed() { # what, seconds, options: seconds as planned
@@ -112,7 +116,7 @@ choose_build() { # unpacks the build that the driver takes and whose `doctor` fi
         [ -z "$chosen" ] || break
         [ -x "$TRAIN" ] || { xz -dc "$kit/$build.tar.xz" | tar -x -C "$out"; } 2>>"$log" || # without xz:
             "$PYTHON" -c 'import sys, tarfile; tarfile.open(sys.argv[1]).extractall(sys.argv[2])' "$kit/$build.tar.xz" "$out" 2>>"$log"
-        step "doctor, $build" 60 "$TRAIN" doctor --init qwen3-8b --verbose
+        step "doctor, $build" 60 "$TRAIN" doctor --device cuda --dtype bf16 --init qwen3-8b --verbose
         status=$?
         own=$(grep -E '^note +attention  .*own kernels' "$out/step.out")
         if [ $status = 0 ] && { [ -z "$own" ] || [ "${STREAMBP_CUDNN:-}" = 0 ]; }; then
@@ -134,8 +138,8 @@ version() { sed -n "s/^ok|$1||\([0-9.]*\).*/\1/p" "$table" | tail -n 1; } # of a
 # ---- tests, tokens --------------------------------------------------------------------------------------------------------------------
 # The record: the form of dev/results/test-*.json
 record() { # name, `N passed, N failed, N skipped`, calls of cuDNN
-    sed -i "/\"program\": \"$1\"/d" "$out/programs" 2>/dev/null
-    echo "$2" | sed "s/\([0-9]*\) passed, \([0-9]*\) failed, \([0-9]*\) skipped/    {\"program\": \"$1\", \"precision\": \"bf16\", \"passed\": \1, \"failed\": \2, \"skipped\": \3${3:+, \"cudnn_calls\": $3}}/" >>"$out/programs"
+    sed -i "/\"program\": \"$1\", \"precision\": \"$dtype\"/d" "$out/programs" 2>/dev/null
+    echo "$2" | sed "s/\([0-9]*\) passed, \([0-9]*\) failed, \([0-9]*\) skipped/    {\"program\": \"$1\", \"precision\": \"$dtype\", \"passed\": \1, \"failed\": \2, \"skipped\": \3${3:+, \"cudnn_calls\": $3}}/" >>"$out/programs"
     {
         printf '{\n  "kind": "test", "op_set": "cuda",\n  "device": "%s", "driver": "%s",\n' "$gpu" "$(ask_gpu driver_version)"
         printf '  "cuda": "%s", "libraries": "cuBLASLt %s, cuDNN %s",\n' "$("$TRAIN" --version | sed -n 's/.*CUDA \([0-9]*\.[0-9]*\).*/\1/p')" "$(version cuBLASLt)" "$(version cuDNN)"
@@ -145,7 +149,7 @@ record() { # name, `N passed, N failed, N skipped`, calls of cuDNN
     } >"$out/test-$(slug "$gpu")-$(date -u +%F).json"
 }
 tests() { # what, seconds, name in the record, program, part
-    step "$1" "$2" "$out/$build/$4" $5
+    step "$1" "$2" env TEST_DTYPE=$dtype "$out/$build/$4" $5
     status=$?
     [ $status != 3 ] || return
     closing=$(grep -E '^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$' "$out/step.out" | tail -n 1)
@@ -161,14 +165,14 @@ rates() { # what, file for the JSON: every op alone
 token_after() { # a prompt's tokens: a token of one text, beside its estimate
     eight=qwen3-8b,num_hidden_layers=8
     step "a token after $1" 30 "$out/$build/bench_decode" token $eight $1 64 || return
-    planned=$([ -z "$card" ] || "$TRAIN" plan --for sample --init $eight --max-context $1 --machine "$card" --json --quiet 2>>"$log" | value token_seconds)
+    planned=$([ -z "$card" ] || "$TRAIN" plan --for sample --dtype bf16 --init $eight --max-context $1 --machine "$card" --json --quiet 2>>"$log" | value token_seconds)
     found=$(sed -n 's/^token: after [0-9]* tokens \([0-9.]*\) ms .*/\1/p' "$out/step.out") wanted=$(awk "BEGIN { printf \"%.3g\", 1e3 * ${planned:-0} }")
     if [ -n "$planned" ]; then row "$(judge near "$found" "$wanted" 0.15)" "a token after $1" "$wanted ms, 15 %" "$found ms"; else row - "a token after $1" - "$found ms"; fi
 }
 
 # ---- plans and records ----------------------------------------------------------------------------------------------------------------
 plan_for() { # options: $planned_here, the plan for this card; nothing on a card that plans do not know
-    planned_here=$([ -z "$card" ] || "$TRAIN" plan --machine "$card,host=${host}GiB" --json --quiet $1 2>>"$log")
+    planned_here=$([ -z "$card" ] || "$TRAIN" plan --dtype bf16 --machine "$card,host=${host}GiB" --json --quiet $1 2>>"$log")
 }
 plan_says() { echo "$planned_here" | grep -o "\"$1\": [-+.a-zE0-9]*" | tail -n 1 | sed 's/.*: //; s/null//'; } # a number or word; "ways" come first
 gigabytes() { awk "BEGIN { printf \"%.4g\", ${1:-0} / 1e9 }"; }
@@ -202,7 +206,7 @@ pass_entries() {
         gsub(/"/, "", text)
         return text
     }
-    /"environment": ""/ && !/--data/ {
+    /"environment": ""/ && !/--data|--device/ {
         options = get("options")
         repeats = match(options, /--repeat [0-9]+/) ? substr(options, RSTART + 9, RLENGTH - 9) : 1
         gsub(/ --repeat [0-9]+| --profile| --memory-limit [^ ]+| --host-limit [^ ]+/, "", options)
@@ -227,7 +231,7 @@ trained() {
     each=$(plan_says estimated_seconds) bytes=$(plan_says total_bytes)
     [ "$(plan_says fits)" != false ] || { skipped "$1" 'its plan does not fit this card and host' && return 3; }
     case $4 in *lora*) rm -rf "$out/run" && save="--out $out/run" ;; esac # adapters are small; log.jsonl has more digits
-    step "$1" "$(awk "BEGIN { print int($2 + $3 * ${each:-5}) }")" "$TRAIN" train --json --steps "$3" $options $save || return
+    step "$1" "$(awk "BEGIN { print int($2 + $3 * ${each:-5}) }")" "$TRAIN" train --json --device cuda --dtype bf16 --steps "$3" $options $save || return
     ended=$(cat "$out/step.out") first= last=
     case $4 in *lora*) first=$(grep '"grad_norm"' "$out/run/log.jsonl" | head -n 1) last=$(grep '"grad_norm"' "$out/run/log.jsonl" | tail -n 1) ;; esac
     seconds=$(echo "${last:-$ended}" | value seconds) tokens=$(echo "${last:-$ended}" | value tokens) norm=$(echo "$first" | value grad_norm)

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes a CUDA toolkit from PyPI's wheels: scripts/cuda_wheels.sh FOLDER, then make BACKEND=cuda CUDA=FOLDER
+# Makes a CUDA toolkit from PyPI's wheels: scripts/cuda_wheels.sh FOLDER, then make BACKEND=all CUDA=FOLDER
 # FOLDER, 1.8 GiB, may be moved. It holds nvcc, cuBLASLt, cuDNN with its front end, NCCL. The system is unchanged.
 # Without a network: on another machine scripts/cuda_wheels.sh --download WHEELS (1.2 GB), then on this one PIP_NO_INDEX=1
 # PIP_FIND_LINKS=WHEELS scripts/cuda_wheels.sh FOLDER. PYTHON [python3] has pip.
@@ -39,4 +39,4 @@ for file in "$folder"/lib/*.so.*; do
     [ -e "${file%%.so.*}.so" ] || ln -s "$name" "${file%%.so.*}.so"
 done
 printf '%s\n' $CUDA $REST >"$folder/wheels.txt"
-echo "$folder: $("$folder/bin/nvcc" --version | sed -n 's/.*release/nvcc/p'), $(du -sh "$folder" | cut -f 1); now: make BACKEND=cuda CUDA=$folder"
+echo "$folder: $("$folder/bin/nvcc" --version | sed -n 's/.*release/nvcc/p'), $(du -sh "$folder" | cut -f 1); now: make BACKEND=all CUDA=$folder"

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Makes a kit for a machine with a GPU and no network: scripts/gpu_kit.sh FOLDER, then on that machine: sh FOLDER/first.sh OUT
-# FOLDER gets the portable program, tests of ops, benchmarks, their libraries, and first.sh (dev/gpu_first.sh), which needs a
+# FOLDER gets the portable program of every type and device, tests of ops, benchmarks, their libraries, and first.sh (dev/gpu_first.sh), which needs a
 # driver and CUDA's libraries (PyTorch's wheels have them). 5 MB for each CUDA. No GPU is needed to make the kit.
 # CUDA [toolkit, made by scripts/cuda_wheels.sh if missing]: a toolkit of CUDA 13 with cuDNN, for drivers from 580 on.
 # CUDA12: also a toolkit of CUDA 12, for drivers from 525 on. No wheel has nvcc 12; NVIDIA's packages and Debian's nvidia-cuda-toolkit do.
@@ -16,8 +16,8 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 pack() { # cuda13 or cuda12, toolkit: its programs become $kit/cuda13.tar.xz
-    build=build/$1-bf16-portable programs=$work/$1
-    words="BACKEND=cuda PRECISION=bf16 PORTABLE=1 BUILD=$build ARCHS='$ARCHS' CUDA='$2'"
+    build=build/$1-portable programs=$work/$1
+    words="BACKEND=all PORTABLE=1 BUILD=$build ARCHS='$ARCHS' CUDA='$2'"
     eval make -j "$(nproc)" "$words" $build/train $build/bench $build/bench_decode
     eval make "$words" "PARTS='attention/bf16 ops/bf16'" test-gpu-build
     mkdir -p "$programs/lib"

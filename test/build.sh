@@ -159,19 +159,21 @@ build_program() { # name, precision, op set
 }
 
 # On a GPU: C by $CC, op set "cuda" as make builds it for ./train, linked by nvcc. gpu_large also has op set "cpu".
-# GPU_BUILD, NATIVE: of make PORTABLE=1
-gpu_build() { echo "${GPU_BUILD:-build/cuda-$1}"; } # precision
+# GPU_BUILD: of make BACKEND=all PORTABLE=1, whose op sets a program gets all
 build_gpu_ops() { # precision
-    $MAKE --no-print-directory BACKEND=cuda PRECISION="$1" ${ARCHS:+"ARCHS=$ARCHS"} "$(gpu_build "$1")/train"
+    [ -n "${GPU_BUILD:-}" ] || set -- "$1" BACKEND=cuda PRECISION="$1"
+    folder=${GPU_BUILD:-build/cuda-$1}
+    shift
+    $MAKE --no-print-directory "$@" ${ARCHS:+"ARCHS=$ARCHS"} "$folder/train"
 }
 build_gpu_program() { # name, precision
-    folder=build/test-gpu-$2 target=build/test-gpu-$2/test_$1 libraries="-lcmocka ${NVCC_LIBS:-}" ops=$(gpu_build "$2")/ops.o
+    folder=build/test-gpu-$2 target=build/test-gpu-$2/test_$1 libraries="-lcmocka ${NVCC_LIBS:-}" ops=${GPU_BUILD:-build/cuda-$2}/ops.o
     compile="$CC -std=gnu11 $(define_precision "$2") -Wall -Wextra -Werror -Wno-unused-function -O2 -g -fopenmp -I."
     objects="$target.o $ops" before=
-    if [ "$1" = gpu_large ]; then
+    if [ "$1" = gpu_large ] && [ -z "${GPU_BUILD:-}" ]; then
         cpu=$folder/ops_cpu.o
         has_onednn && compile="$compile -DHAVE_ONEDNN" libraries="$libraries -ldnnl"
-        before="$compile -O3 ${NATIVE:--march=native} -ffp-contract=fast -fno-math-errno -fno-trapping-math \
+        before="$compile -O3 -march=native -ffp-contract=fast -fno-math-errno -fno-trapping-math \
             -MMD -MF $target.cpu.d -c llmc/ops/cpu/ops_cpu.c -o $cpu &&"
         objects="$objects $cpu"
     fi

@@ -38,8 +38,8 @@ TEXT(model, "model", NULL, SHORT(OF_A_MODEL), "PATH",
      "Hugging Face folder or name in its cache, or a run's folder; a run means its last complete checkpoint, with "
      "the base of its adapters; also a flat .bin, or llm.c's GPT-2 .bin")
 CHOICE(Download, download, "download", "ask", DOWNLOAD_ASK, DOWNLOAD_NO, OF_A_MODEL, "ask|yes|no",
-       "whether `hf download NAME` may fetch a name of --model or --adapter into Hugging Face's cache; ask: on a "
-       "terminal, except for plan")
+       "whether `hf download NAME` may fetch a name of --model, --adapter, --like or of an adapter's base into Hugging "
+       "Face's cache; ask: on a terminal, except for plan")
 TEXT(init, "init", NULL, SHORT(EVERYWHERE), "NAME[,key=value,...]",
      "a randomly initialised model, such as qwen3-0.6b; info --help lists them, config.json's keys override theirs")
 TEXT(rope_scaling, "rope-scaling", NULL, OF_A_MODEL, "TYPE,factor=X[,key=value,...]",
@@ -307,7 +307,8 @@ CHOICE(ConvertTo, to, "to", "auto", CONVERT_AUTO, CONVERT_MXFP4, SHORT(ON(CONVER
 FLAG(overwrite, "overwrite", SHORT(ON(LOGPROBS) | ON(CONVERT)) | ON(TRAIN) | ON(BP),
      "replace an existing --out or --grads-out, never an input; train: the old run stays until the first checkpoint")
 TEXT(like, "like", NULL, SHORT(ON(CONVERT)), "DIR",
-     "Hugging Face folder to copy the tokenizer from; also config.json, licence and tensors outside the text model")
+     "Hugging Face folder or name to copy the tokenizer from; also config.json, licence and tensors outside the text "
+     "model")
 BYTES(max_shard_size, "max-shard-size", "5GB", 1, 9e18, SHORT(ON(CONVERT)), "BYTES",
       "largest file of a Hugging Face folder; larger models are split")
 CHOICE(Resume, resume, "resume", "off", RESUME_OFF, RESUME_AUTO, SHORT(ON(TRAIN)), "off|on|auto",

@@ -194,15 +194,39 @@ static void options_take_like(Options *o, const char *run, const RunSource *sour
              run, config);
 }
 
+// Returns the answer of --download; a plan, which needs no weights, downloads only with --download yes.
+static Download download_answer(const Options *o) {
+    return o->verb == VERB_PLAN && o->download == DOWNLOAD_ASK ? DOWNLOAD_NO : o->download;
+}
+
+// Downloads hub names that are not in the cache. Collective.
+static void options_download(const Options *o) {
+    hub_fetch("--model", o->model, download_answer(o));
+    hub_fetch("--adapter", o->adapter, download_answer(o));
+    hub_fetch("--like", o->like, download_answer(o));
+}
+
+// Sets --model to the base of a run's adapters: where the run had it, or by its hub name, downloaded if the user agrees.
+// Collective.
+static void options_find_base(Options *o, const char *run, const RunSource *source) {
+    const char *typed = source->text[SOURCE_MODEL], *path = source->text[SOURCE_PATH];
+    const int is_here = run_source_find(source) != NULL, is_name = hub_is_name(typed);
+    char option[PATH_MAX + 32];
+    snprintf(option, sizeof(option), "--model %s, base", run);
+    hub_fetch(option, typed, is_here ? DOWNLOAD_NO : download_answer(o)); // rank 0 decides
+    o->model = run_source_find(source);
+    if (!o->model)
+        die("--model %s: holds adapters, whose base %s%s%s%s is not there; %s%s%sgive --model BASE --adapter %s", run,
+            typed, *path ? " (" : "", path, *path ? ")" : "", is_name ? "type: hf download " : "", is_name ? typed : "",
+            is_name ? ", or " : "", run);
+}
+
 // Sets --model or --init to the base model of a run of adapters.
 static void options_take_base(Options *o, const char *run, const RunSource *source) {
     static const char *const words[] = {"auto", "none", "nf4", "fp4", "mxfp4"};
-    const char *typed = source->text[SOURCE_MODEL], *path = source->text[SOURCE_PATH],
-               *seed = source->text[SOURCE_SEED];
-    o->model = *typed ? run_source_find(source) : NULL;
-    if (*typed && !o->model)
-        die("--model %s: holds adapters, whose base %s%s%s%s is not there; give --model BASE --adapter %s", run, typed,
-            *path ? " (" : "", path, *path ? ")" : "", run);
+    const char *typed = source->text[SOURCE_MODEL], *seed = source->text[SOURCE_SEED];
+    o->model = NULL;
+    if (*typed) options_find_base(o, run, source);
     if (!*typed && !*source->text[SOURCE_INIT])
         die("--model %s: holds adapters and does not name their base; give --model BASE --adapter %s", run, run);
     if (!*typed) {
@@ -222,14 +246,6 @@ static void options_take_base(Options *o, const char *run, const RunSource *sour
                 o->base = (BaseWeights)i, o->quantise_head = *source->text[SOURCE_HEAD] != 0;
     if (!o->quiet) note("--model %s: holds adapters; their base %s is taken", run, *typed ? o->model : "of --init");
     if (o->model && !path_is_directory(o->model)) options_take_like(o, run, source);
-}
-
-// Downloads hub names that are not in the cache; for a plan, which needs no weights, only with --download yes.
-// Collective.
-static void options_download(const Options *o) {
-    const Download answer = o->verb == VERB_PLAN && o->download == DOWNLOAD_ASK ? DOWNLOAD_NO : o->download;
-    hub_fetch("--model", o->model, answer);
-    hub_fetch("--adapter", o->adapter, answer);
 }
 
 static void options_follow_run(Options *o) {

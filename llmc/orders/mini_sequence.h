@@ -29,6 +29,7 @@ static void mst_layer_forward(Visit *v) {
     weights_prefetch(&s->memory, v->l);
     v->c = visit(s, chunk_at(s, 0));
     Activations a = chunk_activations(v);
+    if (v->layer->branches == 1) inputs_await(s); // the mixer overwrites x_l, which the MLP's chunks are storing
     output_begin(v, &a, 1);
     branch_in(v, 0, &a);
     mixer_keys(v, &a);

@@ -85,6 +85,37 @@ else
     skip 'two ranks' 'there is no mpirun'
 fi
 
+# ---- --like, and the base of adapters --------------------------------------------------------------------------------------------
+to='convert --model test/golden/llama --overwrite --out'
+refuses 1 '^train: --like Owner/tiny: .* type: hf download Owner/tiny --local-dir tiny$' $to "$WORK/copy" --like Owner/tiny
+succeeds $to "$WORK/copy" --like Owner/tiny --download yes
+says err 'note: --like Owner/tiny: using .*/snapshots/0123456789abcdef$'
+calls 1
+fresh
+adapters="train --data $SHARD --seq-len 32 --lora-rank 2 --quiet"
+succeeds $adapters --model Owner/tiny --download yes --steps 1 --out "$WORK/adapters"
+rm -f "$WORK/calls"
+succeeds eval --model "$WORK/adapters" --data $SHARD --seq-len 32 --download yes # the base is there
+mkdir "$WORK/published"
+cp "$WORK"/adapters/checkpoint-*/adapter_* "$WORK/published" # as on the hub: the base's name alone
+HF_HOME=$WORK/other
+succeeds eval --model "$WORK/adapters" --data $SHARD --seq-len 32 --download yes # it is in another cache
+calls 0
+HF_HOME=$WORK/home
+fresh
+refuses 1 "adapters, whose base Owner/tiny .*is not there; type: hf download Owner/tiny, or give --model BASE --adapter $WORK/adapters\$" \
+    info --model "$WORK/adapters"
+refuses 1 'whose base Owner/tiny is not there; type: hf download Owner/tiny, or give' info --model "$WORK/published" --download no
+for verb in "eval --data $SHARD --seq-len 32" 'sample --prompt-ids 1,2,3 --max-new-tokens 2' "convert --out $WORK/merged"; do
+    succeeds $verb --model "$WORK/published" --download yes
+    says err "^note: --model Owner/tiny: using .*/snapshots/0123456789abcdef\$"
+    check "$verb: hf was called" [ "$(cat "$WORK/calls")" = 'download Owner/tiny' ]
+    fresh
+done
+sed -i 's|Owner/tiny|Owner/gated|' "$WORK/published/adapter_config.json"
+refuses 1 "^train: --model $WORK/published, base Owner/gated: hf download Owner/gated failed" info --model "$WORK/published" --download yes
+fresh
+
 # ---- on a terminal ---------------------------------------------------------------------------------------------------------------
 if script -qec true /dev/null </dev/null >/dev/null 2>&1; then
     terminal n info --model Owner/tiny

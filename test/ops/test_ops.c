@@ -373,7 +373,16 @@ TEST(sum_of_squares) {
     }
 }
 
+// TEST_DTYPE: a type of the device; without it the first one
 int main(int argc, char **argv) {
+    const char *dtype = getenv("TEST_DTYPE");
+    for (size_t i = 0; dtype && op_sets[i]; i++)
+        if (!strcmp(op_sets[i]->name, ops_device->name) && !strcmp(dtype_name(op_sets[i]->stored), dtype)) {
+            ops_device = op_sets[i];
+            break;
+        }
+    if (dtype && strcmp(dtype_name(ops_device->stored), dtype) != 0)
+        die("TEST_DTYPE=%s: this program has no op set of this type", dtype);
     check.ops = ops = ops_device;
     RUN_LISTED(argc, argv, NULL);
 }

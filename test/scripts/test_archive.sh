@@ -148,7 +148,7 @@ else
     skip prepare.py "no Python has $DATA_MODULES"
 fi
 
-for gpu in build/cuda-bf16-portable/train build/cuda13-bf16-portable/train build/all-portable/train; do [ ! -x "$gpu" ] || break; done
+for gpu in build/all-portable/train build/cuda13-portable/train; do [ ! -x "$gpu" ] || break; done
 if [ -x "$gpu" ]; then
     take "$gpu"
     mkdir "$root/gpu" && cp "$gpu" "$root/gpu/train"
@@ -156,7 +156,7 @@ if [ -x "$gpu" ]; then
     succeeds plan --init qwen3-8b --seq-len 32k --json
     refuses 1 'no GPU was found \(no NVIDIA driver\)' bp --init qwen3-8b,num_hidden_layers=1 --seq-len 1024 --device cuda
 else
-    skip "$gpu" 'it has not been built (make BACKEND=cuda PORTABLE=1)'
+    skip "$gpu" 'it has not been built (make BACKEND=all PORTABLE=1)'
 fi
 
 # ---- an older C library -------------------------------------------------------------------------------------------------------

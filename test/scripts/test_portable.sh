@@ -72,8 +72,8 @@ kit() { # libraries of the programs
 }
 check 'a kit' kit -lcmocka
 check 'of two builds' [ "$(xz -dc "$WORK"/packed/cuda1[23].tar.xz | tar -t -i | grep -cE '^cuda1[23]/(train|bench|bench_decode|test_ops|test_gpu_large|lib/libcmocka\.so\.0)$')" = 12 ]
-check 'of their toolkits, portable' [ "$(grep -cE "PORTABLE=1 BUILD=build/cuda1[23]-bf16-portable ARCHS=90 CUDA=$WORK" "$WORK/made/calls")" = 4 ]
+check 'of their toolkits, portable' [ "$(grep -cE "BACKEND=all PORTABLE=1 BUILD=build/cuda1[23]-portable ARCHS=90 CUDA=$WORK" "$WORK/made/calls")" = 4 ]
 check 'with what its scripts need' [ "$(cd "$WORK/packed" && ls first.sh gpu_queue.sh common.sh gpu_steps.sh gpu_floors.md kit.txt behind.bin lengths.bin | wc -l)" = 8 -a -x "$WORK/packed/make_documents" ]
 kit -lcmocka -lpcre2-8 && fail 'a program that needs another library'
-check 'is refused' grep -q '^gpu_kit.sh: a program of build/cuda13-bf16-portable needs lib' "$WORK/err"
+check 'is refused' grep -q '^gpu_kit.sh: a program of build/cuda13-portable needs lib' "$WORK/err"
 finish

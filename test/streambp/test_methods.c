@@ -177,10 +177,28 @@ TEST(full_is_the_gradient) {
     slopes_agree(tiny_case(TINY_SHARED, 0), 3e-6, 1e-7);
 }
 
+// Layer inputs in host memory change no bit, of every layer or every second one.
+static void inputs_agree(const Config *config) {
+    static const Method method[] = {METHOD_STREAM, METHOD_MST};
+    const size_t length[] = {9, 1, 6};
+    TinyCase c = tiny_case_of(*config, 0);
+    c.batch = tiny_batch(length, 3, c.model.config.vocab_size, 1, 13);
+    for (size_t i = 0; i < 2 * COUNT_OF(method); i++) {
+        RunSettings settings = tiny_settings(&c, method[i / 2], 3, 11);
+        TinyResult expected = tiny_run_on(ops_device, settings, c.weights, &c.batch, 1);
+        settings.place[PLACED_INPUTS] = PLACE_HOST, settings.inputs_every = 1 + i % 2;
+        TinyResult found = tiny_run_on(ops_device, settings, c.weights, &c.batch, 1);
+        tiny_expect_bits(found, expected, method_names[method[i / 2]]);
+        free(found.gradient), free(expected.gradient);
+    }
+    tiny_case_free(&c);
+}
+
 // Compares every choice with `full` and, in the double build, with finite differences.
 static void config_agrees(const Config *config, const char *what) {
     const size_t length[] = {9, 1, 6};
     methods_agree_on(tiny_case_of(*config, 0), what, length, 3, 1);
+    inputs_agree(config);
     if (ops_device->stored != DTYPE_FP64) return;
     test_case("slopes, %s", what);
     slopes_agree(tiny_case_of(*config, 0), 3e-6, 1e-6);

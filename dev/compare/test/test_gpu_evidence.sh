@@ -94,7 +94,7 @@ with machine.gpu_watched(True) as gpu:
 print(gpu["sm_mhz"], gpu["power_w"])')" = '[1500.0, 1600.0, 1700.0] [690.5, 699.0, 700.0]' ]
 
 # ---- the kit's first.sh -----------------------------------------------------------------------------------------------------------
-# A kit of two builds whose programs only tell. BROKEN: the build that does not start. NORM, BITS: a pass's that differs. FAILS: a test.
+# A kit of two builds whose programs only tell. BROKEN: the build that does not start. NORM, NORM32, BITS: a pass's that differs. FAILS: a test.
 mkdir -p "$WORK/made/cuda13/lib" "$WORK/kit" "$WORK/tools" "$WORK/site/nvidia/cu13/lib" "$WORK/toolkit/lib64"
 touch "$WORK/site/nvidia/cu13/lib/libcublasLt.so.13" "$WORK/toolkit/lib64/libcublasLt.so.12"
 cat >"$WORK/made/cuda13/train" <<'END_OF_KIT_TRAIN'
@@ -115,7 +115,7 @@ doctor)
 plan) echo '{"total_bytes": 1, "estimated_seconds": 2.0, "token_seconds": 0.006, "fits": true, "usable_bytes": 84000000000}' ;;
 bp)
     case "$*" in *'--inputs host'*) norm=${BITS:-2.5} host=4294967296 peak=1110000000 ;; *) norm=2.5 host=0 peak=1100000000 ;; esac
-    case "${STREAMBP_CUDNN:-}$*" in *--chunk\ 1024* | 0bp*32768*) norm=${NORM:-2.5} ;; esac
+    case "${STREAMBP_CUDNN:-}$*" in *--chunk\ 1024* | 0bp*32768*) norm=${NORM:-2.5} ;; *'--device cuda --dtype fp32'*) norm=${NORM32:-2.5} ;; esac
     echo "{\"loss\": 11.25, \"tokens\": 32768, \"seconds\": ${SECONDS_FOUND:-2.1}, \"seconds_each\": [3.5, 2.1, 2.15], \"grad_norm\": $norm, \"plan_bytes\": 1000000000,
  \"peak_bytes\": $peak, \"host_bytes\": $host, \"keep\": \"products=3\", \"logits_chunk\": 4096, \"inputs_every\": 1, \"attention\": \"cudnn\"}"
     ;;
@@ -130,7 +130,7 @@ esac
 END_OF_KIT_TRAIN
 cat >"$WORK/made/cuda13/test_ops" <<'END_OF_KIT_TEST'
 #!/bin/sh
-echo "test $*" >>"$WORK/calls"
+echo "test $TEST_DTYPE $*" >>"$WORK/calls"
 echo '  cuDNN took 7 calls forward, 5 backward'
 echo "67 passed, ${FAILS:-0} failed, 0 skipped"
 exit "${FAILS:-0}"
@@ -192,9 +192,12 @@ tells 'and one below it' '^WRONG +attention_forward, the last chunk +82 % +30.0 
 tells 'a disk' '^ok +doctor, with a disk '
 tells "the gradient by Hopper's kernels" '^ok +4 layers, wgmma: gradient +2.5 +2.5$'
 tells 'a token after a long prompt' '^ok +a token after 32768 +6 ms, 15 % +6.3 ms$'
-check 'passes are lines of JSON' python3 -c 'import json, sys; assert len([json.loads(line)["result"]["loss"] for line in open(sys.argv[1])]) == 23' "$WORK/first/passes.jsonl"
+check 'passes are lines of JSON' python3 -c 'import json, sys; assert len([json.loads(line)["result"]["loss"] for line in open(sys.argv[1])]) == 26' "$WORK/first/passes.jsonl"
 check 'the record has what scripts/tables.py asks for' python3 -c 'import json, sys; sys.path.insert(0, "scripts"); sys.argv[1:2] = []; import tables
-r = json.load(open("'"$(ls "$WORK"/first/test-nvidia-h100-*.json)"'")); assert set(tables.KEYS) <= set(r) and (r["passed"], r["attention"], len(r["programs"])) == (201, "cudnn", 3), r' x
+r = json.load(open("'"$(ls "$WORK"/first/test-nvidia-h100-*.json)"'")); assert set(tables.KEYS) <= set(r) and (r["passed"], r["attention"], len(r["programs"])) == (268, "cudnn", 4), r' x
+check 'every pass, plan and doctor says its type' [ "$(calls '^(bp|plan|doctor)') $(calls '^test (bf16|fp32) ') $(calls '^test fp32 ')" = \
+    "$(calls '^(bp --json --device (cpu|cuda) --dtype (bf16|fp32) |plan .*--dtype bf16 |doctor --device cuda --dtype bf16 )') 4 1" ]
+check 'the CPU computes one' [ "$(calls '--device cpu --dtype fp32 ')" = 1 ]
 first_sh 1 first
 check 'nothing is done again' [ "$(calls '^(bp|test|doctor)')" = 0 ]
 tells 'but told again' '^WRONG +attention_forward, the last chunk '
@@ -212,14 +215,16 @@ first_sh 1 own OWN='our own kernels: no cuDNN'
 tells 'attention that is not cuDNN' 'cuda13: note   attention  .*our own kernels'
 first_sh 1 norm NORM=2.6
 tells 'a gradient that differs' '^FAILED +streamed, chunks of 1024 +gradient norm 2.5 +2.6$'
-check 'is the end of it' [ "$(calls '^bp') $(calls '--repeat')" = '6 0' ]
+check 'is the end of it' [ "$(calls '^bp') $(calls '--repeat')" = '9 0' ]
+first_sh 1 norm32 NORM32=2.501
+tells "a gradient in fp32 that is not the CPU's" '^FAILED +fp32 +gradient norm 2.5 +2.501$'
 first_sh 1 fails FAILS=2
 tells 'tests that fail' '^FAILED +tests of ops +exit 0 +exit 2: 67 passed, 2 failed, 0 skipped$'
 check 'so nothing is measured' [ "$(calls '--repeat')" = 0 ]
 first_sh 3 fails LIMIT=100
 tells 'they are tried again' '^ok +tests of ops +0 failed +67 passed, 0 failed, 0 skipped$'
 tells 'what there was no time for' '^left out, of 100 s: tests of long attention; the same command goes on there$'
-check 'only they' [ "$(calls '^bp') $(calls '^test') $(calls '--repeat')" = '0 1 0' ]
+check 'only they' [ "$(calls '^bp') $(calls '^test') $(calls '--repeat')" = '0 2 0' ]
 first_sh 3 fails LIMIT=100 CUT_OFF=test_gpu_large
 first_sh 1 fails BITS=2.50001 SECONDS_FOUND=2.3
 tells 'a pass that is slower' '^WRONG +4 layers  +2 s, 10 % +2.3 s'
