@@ -108,7 +108,8 @@ WARNINGS := -Wall -Wextra $(WERROR) -Wno-unused-function $(if $(HAVE_OPENMP),,-W
 CXX_WARNINGS := -Wall -Wextra $(WERROR) -Wno-unused-function -Wno-missing-field-initializers -Wno-missing-braces
 DEFINES   = -D_GNU_SOURCE -DPRECISION_$(subst fp,FP,$(subst bf,BF,$(subst double,DOUBLE,$(PRECISION)))) \
             $(if $(HAVE_ONEDNN),-DHAVE_ONEDNN)
-OPTIMISE := -O3 $(NATIVE) -ffp-contract=fast -fno-math-errno -fno-trapping-math
+# -fPIC: the C library and the program share environ and the program's name, also where dist.sh links against an older one.
+OPTIMISE := -O3 $(NATIVE) -ffp-contract=fast -fno-math-errno -fno-trapping-math $(if $(PORTABLE),-fPIC)
 CFLAGS   ?= -g
 ifneq ($(CJSON),)
 CJSON_OBJECT := $(DRIVER)/cJSON.o
