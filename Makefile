@@ -111,7 +111,9 @@ DEFINES   = -D_GNU_SOURCE -DPRECISION_$(subst fp,FP,$(subst bf,BF,$(subst double
 # KEEP_ARGUMENTS: gcc 12.2 drops the store of a struct argument before a call of a function that it finds const, if
 # the same struct was passed before, though calls in between overwrote it. Such stores hold where sp does not move.
 KEEP_ARGUMENTS := $(call try_flag,-maccumulate-outgoing-args)
-OPTIMISE := -O3 $(NATIVE) -ffp-contract=fast -fno-math-errno -fno-trapping-math $(KEEP_ARGUMENTS)
+# -fPIC: the C library and the program share environ and the program's name, also where dist.sh links against an older one.
+OPTIMISE := -O3 $(NATIVE) -ffp-contract=fast -fno-math-errno -fno-trapping-math $(KEEP_ARGUMENTS) \
+            $(if $(PORTABLE),-fPIC)
 CFLAGS   ?= -g
 ifneq ($(CJSON),)
 CJSON_OBJECT := $(DRIVER)/cJSON.o

@@ -77,6 +77,8 @@ lower() { # cpu or all, program
     "$zig/zig" cc -target "x86_64-linux-gnu.$GLIBC" -Wl,--gc-sections -o "$2" \
         $(awk '$1 == "LOAD" && $2 ~ /^[^\/].*\.o$/ { print $2 }' "$program.map") \
         $(grep '\.a$' "$work/static" | grep -v 'libc_nonshared\|libgcc_eh') -lm -pthread -ldl $cplusplus
+    copies=$(readelf -Wr "$2" | sed -n 's/.*R_X86_64_COPY *[^ ]* *\([^@ ]*\).*/\1/p' | grep -vxE 'std(in|out|err)' || true)
+    [ -z "$copies" ] || stop "GLIBC=$GLIBC: the program has copies of $copies, which the C library does not see; compile with -fPIC"
     sed -i '/^glibc /d; /libgcc_eh\.a$/d; /crt[a-z]*S\.o$/d' "$work/parts"
     {
         echo "glibc $GLIBC $zig/lib/libc/glibc/LICENSES crt1.o"

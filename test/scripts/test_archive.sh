@@ -168,6 +168,7 @@ if [ "${ALL_CASES:-}" = 1 ] && ${PYTHON:-python3} -c 'import ziglang' 2>/dev/nul
     take "$program"
     PROGRAM=/$name/train
     succeeds train --init $TINY --data shard.bin --seq-len 32 --schedule constant --steps 4 --out older
+    refuses 1 'absent' info --model absent
     check 'the same weights' same_run "$root/run" "$root/older" 4
 elif [ "${ALL_CASES:-}" = 1 ]; then
     skip 'GLIBC=2.17' "${PYTHON:-python3} has no ziglang"
