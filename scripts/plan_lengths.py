@@ -10,6 +10,7 @@ Needs the standard library only.
 import csv
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -149,9 +150,9 @@ def places(made):
 
 def title(name):
     """Returns the name of a model or a card as its makers write it."""
-    for ours, theirs in (("llama", "Llama-"), ("qwen", "Qwen"), ("h100", "H100"), ("rtx", "RTX "), ("gb", " GB"), ("gh200", "GH200"), ("h200", "H200"), ("qlora", "QLoRA")):
+    for ours, theirs in (("llama", "Llama-"), ("qwen", "Qwen"), ("gemma", "Gemma "), ("mistral", "Mistral"), ("h100", "H100"), ("rtx", "RTX "), ("gb", " GB"), ("gh200", "GH200"), ("h200", "H200"), ("qlora", "QLoRA")):
         name = name.replace(ours, theirs)
-    return name[:-1] + name[-1].upper() if name[-2:-1].isdigit() else name
+    return re.sub(r"\ba?\d+b\b", lambda found: found[0].upper(), name)
 
 
 def others(keys, known):
