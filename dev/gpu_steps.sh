@@ -185,7 +185,7 @@ measured() {
         "$(echo "$5" | sed "s|$TRAIN|train|g; s|$out/||g; s|$kit/||g")" "$6" >>"$out/rows.jsonl"
 }
 records() {
-    common="\"device\": \"$gpu\", \"device_name\": \"$gpu\", \"on_gpu\": true, \"driver\": \"$(ask_gpu driver_version)\",
+    common="\"device\": \"$gpu\", \"device_name\": \"$gpu\", \"machine\": \"$card\", \"on_gpu\": true, \"driver\": \"$(ask_gpu driver_version)\",
  \"libraries\": \"cuBLASLt $(version cuBLASLt), cuDNN $(version cuDNN)\", \"date\": \"$(date -u +%F)\", \"commit\": \"$(sed -n 's/^commit //p' "$kit/kit.txt")\",
  \"command\": \"$me\""
     to=$(slug "$gpu")-$(date -u +%F).json

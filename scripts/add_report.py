@@ -47,6 +47,7 @@ NAME = text(r"[A-Za-z0-9][A-Za-z0-9 ().,@/+_-]{1,100}")  # of a device: dev/resu
 COMMIT = text(r"(unknown|[0-9a-f]{4,40})(-dirty|-modified)?")
 HEAD = {"device_name": NAME, "on_gpu": FLAG, "driver": text(r"[0-9.]{0,20}"), "libraries": text(r"[A-Za-z0-9 .,]{0,120}"), "date": date, "commit": COMMIT,
         "command": text()}
+KIT = {"device": NAME, "machine": text(r"[a-z0-9-]{0,20}")}  # --machine's name, or none
 MEASURED = {"seconds": SECONDS, "planned_seconds": maybe(SECONDS), "tokens": number(1, 1e10, int)}
 MEMORY = {"plan_bytes": BYTES, "peak_bytes": BYTES, "loss": REAL, "grad_norm": maybe(REAL)}
 OP = {"op": text(), "of": text(), "ms": number(1e-6, 1e6)}
@@ -56,13 +57,13 @@ KINDS = {
     "report": (HEAD | {"op_set": words("cpu", "cuda"), "dtype": words("fp32", "bf16", "double"), "version": text(r"[0-9a-z.+-]{1,20}"), "right": FLAG,
                        "wrong": list, "rates": {}}, {}, "rows",
                MEASURED | MEMORY | {"options": text(), "chunk": number(1, 1e9, int), "attention": words("cudnn", "own")}, {}),
-    "queue": (HEAD | {"device": NAME}, {}, "rows", MEASURED | {"what": text(), "state": words("ok", "WRONG", "-"), "expected": text(), "found": text(),
+    "queue": (HEAD | KIT, {}, "rows", MEASURED | {"what": text(), "state": words("ok", "WRONG", "-"), "expected": text(), "found": text(),
                                                                "environment": text(r"[A-Z_0-9= ]*"), "command": text()},
               MEMORY | {"rollout_seconds": maybe(SECONDS)}),
-    "passes": (HEAD | {"device": NAME, "what": text(), "memory_limit": maybe(BYTES)}, {}, "passes",
+    "passes": (HEAD | KIT | {"what": text(), "memory_limit": maybe(BYTES)}, {}, "passes",
                MEASURED | MEMORY | {"options": text(), "passes": number(1, 1e6, int), "warmup_seconds": maybe(SECONDS), "attention_workspace": maybe(BYTES)},
                {}),
-    "ops": (HEAD | {"device": NAME, "dtype": text(), "compute_capability": text()}, dict.fromkeys(
+    "ops": (HEAD | KIT | {"dtype": text(), "compute_capability": text()}, dict.fromkeys(
         ["repeats", "cublaslt", "memory_bytes", "copy_gb_per_s", "product_tflop_per_s"], number(0, 1e14)) | {"cuda": text(), "cuda_of_driver": text()}, "ops",
             OP, dict.fromkeys(["rows", "in", "out", "gb_per_s", "tflop_per_s", "share_of_copy", "share_of_product"], number(0, 1e12))),
     "test": ({key: HEAD[key] for key in ("driver", "libraries", "date", "commit")} | {

@@ -43,12 +43,12 @@ row_1() {
 row_2() {
     [ -z "${STREAMBP_CUDNN:-}" ] || { skipped 'norms by cuDNN and by our own attention' 'STREAMBP_CUDNN is set' && return; }
     for model in gpt-oss-20b qwen3-8b; do
-        of="2 layers of $model at 32768" options="--init $model,num_hidden_layers=2 --seq-len 32768 --repeat 2"
-        timed "$of" 30 "$options"
-        wanted=$(pass_of "$of" | value grad_norm)
-        [ -n "$wanted" ] && with STREAMBP_CUDNN=0 bp "$of, our own attention" 60 "$options" || continue
-        norm=$(pass_of "$of, our own attention" | value grad_norm)
-        row "$(judge near "$norm" "$wanted" 0.0001)" "$of, our own attention" "norm $wanted, 0.01 %" "$norm"
+        title="2 layers of $model at 32768" options="--init $model,num_hidden_layers=2 --seq-len 32768 --repeat 2"
+        timed "$title" 30 "$options"
+        wanted=$(pass_of "$title" | value grad_norm)
+        [ -n "$wanted" ] && with STREAMBP_CUDNN=0 bp "$title, our own attention" 60 "$options" || continue
+        norm=$(pass_of "$title, our own attention" | value grad_norm)
+        row "$(judge near "$norm" "$wanted" 0.0001)" "$title, our own attention" "norm $wanted, 0.01 %" "$norm"
     done
 }
 row_3() {
@@ -64,25 +64,25 @@ row_3() {
 row_4() {
     for T in 4096 32768; do
         documents $T $T,$T,$T
-        of="--lora-rank 16 --seq-len $T --data $out/$T.bin" base=' --base nf4'
-        plan_for "--init qwen3-30b-a3b $of --weights device $where"
+        given="--lora-rank 16 --seq-len $T --data $out/$T.bin" base=' --base nf4'
+        plan_for "--init qwen3-30b-a3b $given --weights device $where"
         [ "$(plan_says fits)" != true ] || base=
-        trained "qwen3-30b-a3b${base#* --base}, LoRA 16 at $T" 150 3 "--init qwen3-30b-a3b$base $of"
-        trained "gpt-oss-20b mxfp4, LoRA 16 at $T" 120 3 "--init gpt-oss-20b --base mxfp4 $of"
+        trained "qwen3-30b-a3b${base#* --base}, LoRA 16 at $T" 150 3 "--init qwen3-30b-a3b$base $given"
+        trained "gpt-oss-20b mxfp4, LoRA 16 at $T" 120 3 "--init gpt-oss-20b --base mxfp4 $given"
     done
 }
 row_5() {
     for T in 32 4096 32768; do token_after $T; done
     for each in 2,32 16,32 64,32 2,4096 16,4096 64,4096 2,32768 16,32768; do # texts side by side: 64 tokens less 1, by processes that write 65 and 1
-        texts=${each%,*} T=${each#*,} of="a token of ${each%,*} texts after ${each#*,}"
-        done_before "$of" && continue
+        texts=${each%,*} T=${each#*,} title="a token of ${each%,*} texts after ${each#*,}"
+        done_before "$title" && continue
         [ -d "$out/model" ] || step 'weights of 8 layers' 40 "$TRAIN" convert --init qwen3-8b,num_hidden_layers=8 --dtype bf16 --out "$out/model" || return
         for new in 1 65; do
-            step "$of" 30 sh -c 'printf "\n\n" | "$0" decode "$@"' "$out/$build/bench_decode" "$out/model" "$texts" "$T" $new 1 || continue 2
+            step "$title" 30 sh -c 'printf "\n\n" | "$0" decode "$@"' "$out/$build/bench_decode" "$out/model" "$texts" "$T" $new 1 || continue 2
             [ $new != 1 ] || alone=$(tail -n 1 "$out/step.out" | cut -d ' ' -f 1)
         done
         seconds=$(awk "BEGIN { print ($(tail -n 1 "$out/step.out" | cut -d ' ' -f 1) - $alone) / 64 }")
-        measured - "$of" - "$(awk "BEGIN { printf \"%.4g\", 1000 * $seconds }") ms; their prompts $alone s" "bench_decode decode model $texts $T 65 1" \
+        measured - "$title" - "$(awk "BEGIN { printf \"%.4g\", 1000 * $seconds }") ms; their prompts $alone s" "bench_decode decode model $texts $T 65 1" \
             "\"seconds\": $seconds, \"planned_seconds\": null, \"tokens\": $texts"
     done
     rm -rf "$out/model"
@@ -94,11 +94,11 @@ row_6() {
     case $card in h100 | h200) ;; *) skipped "Hopper's kernels" "they need an H100 or H200" && return ;; esac
     with STREAMBP_WGMMA=1 tests 'tests of ops, wgmma' 40 'ops, wgmma' test_ops ''
     for model in qwen3-30b-a3b gpt-oss-20b qwen3-8b qwen3.5-9b; do
-        of="4 layers of $model, --profile" options="--init $model,num_hidden_layers=4 --seq-len 32768 --repeat 3 --profile"
-        timed "$of" 40 "$options"
-        with STREAMBP_WGMMA=1 timed "$of, wgmma" 40 "$options"
+        title="4 layers of $model, --profile" options="--init $model,num_hidden_layers=4 --seq-len 32768 --repeat 3 --profile"
+        timed "$title" 40 "$options"
+        with STREAMBP_WGMMA=1 timed "$title, wgmma" 40 "$options"
         for op in attention_backward experts_forward experts_backward_input experts_backward_weight; do
-            old=$(rate_of "$of" $op) new=$(rate_of "$of, wgmma" $op)
+            old=$(rate_of "$title" $op) new=$(rate_of "$title, wgmma" $op)
             [ -z "$old" ] || [ -z "$new" ] || done_before "$model: $op, wgmma" || row - "$model: $op, wgmma" "$old TFLOP/s without" "$new TFLOP/s"
         done
     done
@@ -111,17 +111,17 @@ row_7() {
     documents prompts 2048,2048,2048,2048,2048 prompts
     printf '#!/bin/sh\nwhile IFS= read -r line; do letters=$(printf %%s "$line" | tr -cd 1 | wc -c) && echo $((letters)); done\n' >"$out/reward.sh" && chmod +x "$out/reward.sh"
     for model in qwen3-0.6b qwen3-8b; do
-        of="--init $model --lora-rank 16 --objective grpo --rollout --batch 1 --group-size 8 --max-new-tokens 512 --ignore-eos --seq-len 2560 --data $out/prompts.bin --reward-command $out/reward.sh"
-        for shared in on off; do trained "GRPO of $model, prefixes $shared" 60 5 "$of --share-prefixes $shared"; done
+        given="--init $model --lora-rank 16 --objective grpo --rollout --batch 1 --group-size 8 --max-new-tokens 512 --ignore-eos --seq-len 2560 --data $out/prompts.bin --reward-command $out/reward.sh"
+        for shared in on off; do trained "GRPO of $model, prefixes $shared" 60 5 "$given --share-prefixes $shared"; done
         same_norm "GRPO of $model, prefixes off" "GRPO of $model, prefixes on" 0.02
     done
 }
 row_8() {
     plan_for '--for bp --init qwen3-8b --seq-len 32768'
-    of='qwen3-8b at 32768 for a minute' each=$(plan_says estimated_seconds)
-    bp "$of" 90 "--init qwen3-8b --seq-len 32768 --repeat $(awk "BEGIN { print int(60 / ${each:-5}) + 4 }")" || return
-    ends=$(pass_of "$of" | sed 's/.*"seconds_each": \[\([^]]*\)\].*/\1/' | awk -F ', ' '{ print $2, $NF }')
-    row "$(judge near "${ends#* }" "${ends% *}" 0.05)" "$of" "at its end ${ends% *} s, 5 %" "${ends#* } s; $(pass_of "$of" | sed 's/.*"gpu": \({[^}]*}\|null\).*/\1/; s/[{"}]//g')"
+    title='qwen3-8b at 32768 for a minute' each=$(plan_says estimated_seconds)
+    bp "$title" 90 "--init qwen3-8b --seq-len 32768 --repeat $(awk "BEGIN { print int(60 / ${each:-5}) + 4 }")" || return
+    ends=$(pass_of "$title" | sed 's/.*"seconds_each": \[\([^]]*\)\].*/\1/' | awk -F ', ' '{ print $2, $NF }')
+    row "$(judge near "${ends#* }" "${ends% *}" 0.05)" "$title" "at its end ${ends% *} s, 5 %" "${ends#* } s; $(pass_of "$title" | sed 's/.*"gpu": \({[^}]*}\|null\).*/\1/; s/[{"}]//g')"
 }
 row_9() {
     plan_for "--init gpt2 --memory-limit $card"
