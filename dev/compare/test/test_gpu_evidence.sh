@@ -193,7 +193,7 @@ first_sh 1 norm NORM=2.6
 tells 'a gradient that differs' '^FAILED +streamed, chunks of 1024 +gradient norm 2.5 +2.6$'
 check 'is the end of it' [ "$(calls '^bp') $(calls '--repeat')" = '9 0' ]
 first_sh 1 norm32 NORM32=2.501
-tells 'a gradient in fp32 that is not the CPU's' '^FAILED +fp32 +gradient norm 2.5 +2.501$'
+tells "a gradient in fp32 that is not the CPU's" '^FAILED +fp32 +gradient norm 2.5 +2.501$'
 first_sh 1 fails FAILS=2
 tells 'tests that fail' '^FAILED +tests of ops +exit 0 +exit 2: 67 passed, 2 failed, 0 skipped$'
 check 'so nothing is measured' [ "$(calls '--repeat')" = 0 ]
