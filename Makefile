@@ -210,11 +210,12 @@ $(CUDA_FOLDERS:%=%/ops_cuda_kernels.o): %/ops_cuda_kernels.o: llmc/ops/cuda/ops_
 		$(patsubst %,-ffile-prefix-map=%=.,$(filter /%,$(CUDA_LIBRARIES))) -I. -MMD -MP -c $< -o $@
 
 # The whole op set in one object, which exports its table alone: templates that both compiled would be shared otherwise.
+# bf16's also exports cuDNN's attention, which bench times and tests of attention count.
 $(foreach f,$(CUDA_FOLDERS),$(if $(findstring fp32,$(f)),,$(if $(findstring -DHAVE_CUDNN,$(CUDA_LIBRARIES)),\
     $(eval $(f)/ops_cuda.o: $(f)/cudnn_attention.o))))
 $(CUDA_FOLDERS:%=%/ops_cuda.o): %/ops_cuda.o: %/ops_cuda_kernels.o
 	ld -r --force-group-allocation $(filter %.o,$^) -o $@
-	objcopy --keep-global-symbol=ops_cuda_$(PRECISION) $@
+	objcopy --wildcard --keep-global-symbol=ops_cuda_$(PRECISION) --keep-global-symbol='cudnn_attention_*' $@
 endif
 
 $(BUILD)/pack_bytes: data/pack_bytes.c $(DRIVER)/driver_flags | $(BUILD)/flags

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Makes a kit for a machine with a GPU and no network: scripts/gpu_kit.sh FOLDER, then on that machine: sh FOLDER/first.sh OUT
 # FOLDER gets the portable program of every type and device, tests of ops, benchmarks, their libraries, and first.sh (dev/gpu_first.sh), which needs a
-# driver and CUDA's libraries (PyTorch's wheels have them). 5 MB for each CUDA. No GPU is needed to make the kit.
+# driver and CUDA's libraries (PyTorch's wheels have them). 6.3 MB for each CUDA. No GPU is needed to make the kit.
 # CUDA [toolkit, made by scripts/cuda_wheels.sh if missing]: a toolkit of CUDA 13 with cuDNN, for drivers from 580 on.
 # CUDA12: also a toolkit of CUDA 12, for drivers from 525 on. No wheel has nvcc 12; NVIDIA's packages and Debian's nvidia-cuda-toolkit do.
 # CUDNN, CUDNN_FRONTEND: for a toolkit without them. ARCHS [90]: architectures.

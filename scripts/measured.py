@@ -31,7 +31,8 @@ def records(kind):
             raise SystemExit(f"{path}: has no {', '.join(missing)}")
         card = re.search(CARD, record["device"])
         part = re.search(r"\d{4}-\d\d-\d\d-(\d+)\.json$", path)
-        found.append({"part": int(part[1]) if part else 1, **record, "file": os.path.basename(path), "card": record.get("machine", card[0].lower().replace(" ", "") if card else "")})
+        record.setdefault("card", record.get("machine", card[0].lower().replace(" ", "") if card else ""))
+        found.append({"part": int(part[1]) if part else 1, **record, "file": os.path.basename(path)})
     return sorted(found, key=lambda record: (record["date"], record["part"]), reverse=True)
 
 
