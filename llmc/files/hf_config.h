@@ -29,19 +29,72 @@ static DType hf_dtype_find(const cJSON *name) {
     return DTYPE_COUNT;
 }
 
-// Reads the 4-bit format of quantization_config; QUANT_NONE: absent. Refuses every other quantisation method, and mxfp4
-// of any model but gpt-oss.
+// Reads the two numbers of a list of blocks' rows and columns. Leaves them unchanged if the list is absent.
+static void hf_read_block(QuantFormat *format, const cJSON *list, const char *path) {
+    const cJSON *rows = cJSON_IsArray(list) ? list->child : NULL, *cols = rows ? rows->next : NULL;
+    if (!list || cJSON_IsNull(list)) return;
+    if (!cJSON_IsNumber(rows) || !cJSON_IsNumber(cols) || cols->next || !(rows->valuedouble >= 1) ||
+        !(cols->valuedouble >= 1) || rows->valuedouble > 1e9 || cols->valuedouble > 1e9)
+        die("%s: quantization_config: the size of a block is not two whole numbers such as [128, 128]; download the "
+            "file again",
+            path);
+    format->grid.block_rows = (size_t)rows->valuedouble, format->block = (size_t)cols->valuedouble;
+}
+
+// Reads FP8 of quant_method fp8, compressed-tensors and modelopt. A format without block_rows and block has a scale for
+// a tensor, a format with block_rows 1 and no block a scale for a row. Returns type QUANT_NONE for other methods.
+static QuantFormat hf_config_fp8(const cJSON *quantised, const char *path) {
+    const cJSON *method = json_get(quantised, "quant_method"), *groups = json_get(quantised, "config_groups");
+    const cJSON *group = cJSON_IsObject(groups) ? groups->child : NULL, *weights = json_get(group, "weights");
+    const cJSON *kind = json_get(quantised, json_is(method, "modelopt") ? "quant_algo" : "format"), *bits;
+    QuantFormat format = {QUANT_NONE, 0, 0, DTYPE_BF16, {0}};
+    char value[64];
+    if (json_is(method, "fp8")) {
+        static const char *const keys[] = {"fmt", "e4m3", "expert_dtype", "fp8"};
+        for (size_t i = 0; i < 4; i += 2) {
+            const cJSON *item = json_get(quantised, keys[i]);
+            if (item && !cJSON_IsNull(item) && !json_is(item, keys[i + 1]))
+                die("%s: quantization_config: %s is %s; only %s is supported; take the bf16 model", path, keys[i],
+                    json_scalar_text(item, value, sizeof(value)), keys[i + 1]);
+        }
+        format = quant_format(QUANT_FP8, DTYPE_BF16);
+        const cJSON *list = json_get(quantised, "weight_block_size");
+        if (cJSON_IsNull(list)) format.block = format.grid.block_rows = 0;
+        hf_read_block(&format, list, path);
+    } else if (json_is(method, "modelopt") || json_is(method, "compressed-tensors")) {
+        if (!json_is(kind, "FP8") && !json_is(kind, "float-quantized") && !json_is(kind, "naive-quantized"))
+            die("%s: quantization_config (%s, %s): only FP8 is supported of it; take the bf16 model", path,
+                method->valuestring, kind ? json_scalar_text(kind, value, sizeof(value)) : "no format");
+        format.type = QUANT_FP8;
+        cJSON_ArrayForEach(group, groups) {
+            weights = json_get(group, "weights"), bits = json_get(weights, "num_bits");
+            if (weights && (!json_is(json_get(weights, "type"), "float") || !bits || bits->valuedouble != 8))
+                die("%s: quantization_config: a group of config_groups has weights other than floats of 8 bits; take "
+                    "the bf16 model",
+                    path);
+            if (json_is(json_get(weights, "strategy"), "channel")) format.grid.block_rows = 1;
+            hf_read_block(&format, json_get(weights, "block_structure"), path);
+        }
+    }
+    return format;
+}
+
+// Reads the format of quantization_config; QUANT_NONE: absent. Refuses every other quantisation method, and mxfp4 of
+// any model but gpt-oss.
 static QuantFormat hf_config_quantised(const cJSON *root, const char *path) {
     const cJSON *quantised = json_get(root, "quantization_config"), *method = json_get(quantised, "quant_method");
     const cJSON *type = json_get(quantised, "bnb_4bit_quant_type");
     const DType dtype = hf_dtype_find(json_get(root, json_get(root, "dtype") ? "dtype" : "torch_dtype"));
     char value[64];
-    QuantFormat format = {QUANT_NONE, 0, QUANT_BLOCK, dtype == DTYPE_COUNT ? DTYPE_BF16 : dtype};
+    QuantFormat format = {QUANT_NONE, 0, QUANT_BLOCK, dtype == DTYPE_COUNT ? DTYPE_BF16 : dtype, {0}};
     if (!quantised || cJSON_IsNull(quantised)) return format;
     if (json_is(method, "mxfp4") && json_is(json_get(root, "model_type"), "gpt_oss"))
         return quant_format(QUANT_MXFP4, DTYPE_BF16);
+    const QuantFormat fp8 = hf_config_fp8(quantised, path);
+    if (fp8.type != QUANT_NONE) return fp8;
     if (!json_is(method, "bitsandbytes") || !cJSON_IsTrue(json_get(quantised, "load_in_4bit")))
-        die("%s: quantization_config (%s%s): only 4 bits of bitsandbytes, and mxfp4 of gpt_oss, are supported; take "
+        die("%s: quantization_config (%s%s): only FP8, 4 bits of bitsandbytes, and mxfp4 of gpt_oss are supported; "
+            "take "
             "the original model and --base nf4",
             path, method ? json_scalar_text(method, value, sizeof(value)) : "no method named",
             cJSON_IsTrue(json_get(quantised, "load_in_8bit")) ? " in 8 bits" : "");

@@ -1,7 +1,8 @@
 /*
-Writes 4-bit matrices to a Hugging Face folder (hf_quantised.h reads them): their choice, their tensors, and the
+Writes quantised matrices to a Hugging Face folder (hf_quantised.h reads them): their choice, their tensors, and the
 quantization_config by which transformers loads them. Codes in the same format are copied. Other matrices are encoded
-while they are written, one matrix in memory at a time. Tensors are sorted by type, so a matrix is encoded once for each
+while they are written, one matrix in memory at a time. Merged into an FP8 folder, adapters change only the blocks of
+which they change a value. Tensors are sorted by type, so a matrix is encoded once for each
 type among its tensors.
 */
 #ifndef LLMC_HF_WRITE_QUANTISED_H
@@ -23,29 +24,63 @@ typedef struct {
     QuantFormat *format;          // [parameters] formats to write; NULL: no matrix is in 4 bits
     char (*state)[HF_STATE_TEXT]; // [parameters] quant states of the 4-bit parameters
     size_t *copied;               // [parameters] 1: copy the source's codes
-    uint8_t *record;              // the encoded record of parameter record_of
-    size_t record_of;
+    uint8_t *record;              // the encoded record of parameter record_of; FP8: of its piece piece_of
+    size_t record_of, piece_of;
+    SafeTensor **pair; // [parameters] FP8: codes and scales of each piece
+    void *scales;      // FP8: scales in the type of the files
 } HfCodes;
 
 static int hf_is_coded(const HfCodes *c, size_t parameter) {
     return c->format && c->format[parameter].type != QUANT_NONE;
 }
 
-// Returns the record of a parameter, and holds it until the record of another parameter is asked for. Copies the
-// record, or encodes the (merged) values in the type to which decoding rounds.
-static const uint8_t *hf_hold_record(HfCodes *c, size_t parameter) {
+static int hf_source_is_fp8(const WeightSource *source, size_t parameter) {
+    return source->places[parameter].is_codes && source->quant[parameter].type == QUANT_FP8;
+}
+
+// Returns the number of tensors of codes of a parameter in FP8.
+static size_t hf_fp8_pieces(const HfCodes *c, size_t parameter) {
+    if (hf_source_is_fp8(c->source, parameter)) return c->source->records[parameter].pieces;
+    return parameter_pieces(c->source->config.family, &c->source->model.parameters[parameter]);
+}
+
+// Returns the record of a parameter (FP8: of a piece), and holds it until another record is asked for. Copies the
+// record, or encodes the (merged) values in the type to which decoding rounds; mxfp4 and FP8: in fp32.
+static const uint8_t *hf_hold_record(HfCodes *c, size_t parameter, size_t piece) {
     const QuantFormat f = c->format[parameter];
-    const size_t count = parameter_elements(&c->source->model.parameters[parameter]);
-    if (c->record && c->record_of == parameter) return c->record;
+    const size_t all = parameter_elements(&c->source->model.parameters[parameter]);
+    const size_t count = f.type == QUANT_FP8 ? all / hf_fp8_pieces(c, parameter) : all;
+    const size_t bytes = quant_parts(f, count).bytes;
+    uint8_t *was = NULL;
+    if (c->record && c->record_of == parameter && c->piece_of == piece) return c->record;
     free(c->record);
-    c->record_of = parameter;
-    c->record = (uint8_t *)checked_calloc(quant_parts(f, count).bytes, 1, "a matrix in 4 bits");
+    c->record_of = parameter, c->piece_of = piece;
+    c->record = (uint8_t *)checked_calloc(bytes, 1, "a quantised matrix");
+    if (f.type == QUANT_FP8 && hf_source_is_fp8(c->source, parameter)) {
+        was = (uint8_t *)checked_malloc(bytes, "a quantised matrix");
+        source_copy_fp8(c->source, parameter, piece, 1, was);
+    }
     if (c->copied[parameter])
         source_copy_record(c->source, parameter, c->record);
     else
-        source_encode(c->source, parameter, source_read_order, f.type == QUANT_MXFP4 ? DTYPE_FP32 : f.rounding, f,
-                      c->record);
+        source_encode(c->source, parameter, piece * count, count, source_read_order,
+                      f.type >= QUANT_MXFP4 ? DTYPE_FP32 : f.rounding, f, was, c->record);
+    free(was);
     return c->record;
+}
+
+// Returns the scales of a piece of a parameter in FP8, in the type of the files.
+static const void *hf_fp8_scales_out(HfCodes *c, size_t parameter, size_t piece) {
+    const size_t count = parameter_elements(&c->source->model.parameters[parameter]) / hf_fp8_pieces(c, parameter);
+    const QuantFormat f = c->format[parameter];
+    const QuantParts p = quant_parts(f, count);
+    const float *scales = (const float *)(const void *)(hf_hold_record(c, parameter, piece) + p.scales);
+    free(c->scales);
+    c->scales = checked_malloc(p.blocks * sizeof(float), "scales of a matrix");
+    for (size_t i = 0; i < p.blocks && f.grid.scales == DTYPE_INT8; i++)
+        ((uint8_t *)c->scales)[i] = (uint8_t)(ilogbf(scales[i]) + 127);
+    if (f.grid.scales != DTYPE_INT8) elements_from_float(c->scales, f.grid.scales, scales, p.blocks);
+    return c->scales;
 }
 
 // Prints the quant state as bitsandbytes does.
@@ -61,7 +96,7 @@ static void hf_state_text(HfCodes *c, size_t parameter) {
     json_array_end(&json);
     if (f.nested) {
         float offset;
-        memcpy(&offset, hf_hold_record(c, parameter) + quant_parts(f, parameter_elements(p)).offset, sizeof(offset));
+        memcpy(&offset, hf_hold_record(c, parameter, 0) + quant_parts(f, parameter_elements(p)).offset, sizeof(offset));
         json_size(&json, "nested_blocksize", QUANT_NESTED_BLOCK);
         json_text(&json, "nested_dtype", "float32");
         hf_put_real(&json, "nested_offset", (double)offset);
@@ -69,30 +104,32 @@ static void hf_state_text(HfCodes *c, size_t parameter) {
     c->state[parameter][json_text_end(&json) - 1] = 0; // without the newline
 }
 
-// Chooses the 4-bit matrices: the matrices that the source has in 4 bits, or all linear layers except experts; with
-// `head` also lm_head. chosen: type of all tensors that are not quantised, NULL: unchanged. type QUANT_NONE: quantises
+// Chooses the quantised matrices: the matrices that the source has quantised, or all linear layers, except experts in nf4
+// and fp4; with `head` also lm_head. chosen: type of all tensors that are not quantised, NULL: unchanged. type QUANT_NONE: quantises
 // no matrix
 static void hf_codes_choose(HfCodes *c, const WeightSource *source, QuantType type, const DType *chosen, int head) {
     const Model *model = &source->model;
-    int modules = 0; // how many modules of the source are in 4 bits
+    int modules = 0; // 1: modules of the source are quantised
     memset(c, 0, sizeof(*c));
     c->source = source, c->type = type;
     if (type == QUANT_NONE) return;
     for (size_t i = 0; i < model->parameter_count; i++)
         modules |= source->places[i].is_codes && source->quant[i].type != QUANT_MXFP4;
+    c->pair = (SafeTensor **)checked_calloc(model->parameter_count, sizeof(SafeTensor *), "tensors in FP8");
     c->format = (QuantFormat *)checked_calloc(model->parameter_count, sizeof(QuantFormat), "formats");
     c->state = (char(*)[HF_STATE_TEXT])checked_calloc(model->parameter_count, HF_STATE_TEXT, "quant states");
     c->copied = (size_t *)checked_calloc(model->parameter_count, sizeof(size_t), "what is copied");
     for (size_t i = 0; i < model->parameter_count; i++) {
         const DType own = source->places[i].type, as = chosen ? *chosen : own;
-        const QuantFormat format = quant_format(type, as);
+        const QuantFormat format =
+            parameter_format(quant_format(type, as), model->config.family, &model->parameters[i]);
         const QuantFormat was = source->places[i].is_codes ? source->quant[i] : format;
         if (!hf_quantises(model, &model->parameters[i], type, head || source->places[i].is_codes)) continue;
         if (modules && type != QUANT_MXFP4 && !source->places[i].is_codes) continue;
         c->copied[i] =
             source->places[i].is_codes && !source->merge && was.type == type && was.rounding == format.rounding;
-        c->format[i] = c->copied[i] ? was : format;
-        if (type != QUANT_MXFP4) hf_state_text(c, i);
+        c->format[i] = c->copied[i] || (type == QUANT_FP8 && was.type == type) ? was : format;
+        if (type < QUANT_MXFP4) hf_state_text(c, i);
     }
 }
 
@@ -116,10 +153,11 @@ static size_t hf_part_shape(const HfCodes *c, size_t parameter, HfPart part, uin
     return part == HF_CODES ? 2 : 1;
 }
 
-static const void *hf_part_bytes(HfCodes *c, size_t parameter, HfPart part) {
+static const void *hf_part_bytes(HfCodes *c, size_t parameter, HfPart part, size_t piece) {
     static float map[16];
     const QuantFormat f = c->format[parameter];
-    const uint8_t *record = hf_hold_record(c, parameter);
+    const uint8_t *record = hf_hold_record(c, parameter, piece);
+    if (f.type == QUANT_FP8) return part == HF_CODES ? record : hf_fp8_scales_out(c, parameter, piece);
     const QuantParts p = quant_parts(f, parameter_elements(&c->source->model.parameters[parameter]));
     switch (part) {
     case HF_CODES: return record + p.codes;
@@ -133,14 +171,58 @@ static const void *hf_part_bytes(HfCodes *c, size_t parameter, HfPart part) {
     }
 }
 
+// Makes the tensors of a parameter that the source does not have in FP8: codes, and scales in fp32.
+static SafeTensor *hf_fp8_pair(HfCodes *c, size_t parameter, const char *prefix) {
+    const Parameter *p = &c->source->model.parameters[parameter];
+    const Family *family = c->source->config.family;
+    const size_t pieces = hf_fp8_pieces(c, parameter), rows = p->rows / pieces;
+    const QuantFormat f = c->format[parameter];
+    SafeTensor *pair = (SafeTensor *)checked_calloc(2 * pieces, sizeof(SafeTensor), "tensors in FP8");
+    for (size_t i = 0; i < 2 * pieces; i++) {
+        char name[HF_NAME], full[HF_PART_NAME];
+        if (pieces > 1)
+            hf_piece_name(family, prefix, p, i / 2, name);
+        else
+            hf_tensor_name(family, prefix, p->name, name);
+        snprintf(full, sizeof(full), "%s%s", name, i % 2 ? "_scale_inv" : "");
+        pair[i].name = checked_strdup(full), pair[i].rank = 2;
+        pair[i].shape[0] = i % 2 ? quant_ceil(rows, f.grid.block_rows) : rows;
+        pair[i].shape[1] = i % 2 ? quant_columns(f) : p->cols;
+        pair[i].end = pair[i].shape[0] * pair[i].shape[1] * (i % 2 ? sizeof(float) : 1);
+        snprintf(pair[i].dtype, sizeof(pair[i].dtype), "%s", i % 2 ? "F32" : "F8_E4M3");
+    }
+    return pair;
+}
+
+static void hf_codes_free(HfCodes *c) {
+    for (size_t i = 0; c->pair && i < c->source->model.parameter_count; i++) {
+        if (!c->pair[i] || hf_source_is_fp8(c->source, i)) continue;
+        for (size_t k = 0; k < 2 * hf_fp8_pieces(c, i); k++) free(c->pair[i][k].name);
+        free(c->pair[i]);
+    }
+    free(c->format), free(c->state), free(c->copied), free(c->record), free(c->pair), free(c->scales);
+}
+
 // ---- config.json ----------------------------------------------------------------------------------------------------
+// Lists the modules that are not quantised.
+static void hf_list_modules(const HfCodes *c, JsonOut *json) {
+    const Model *model = &c->source->model;
+    for (size_t i = 0; i < model->parameter_count; i++) {
+        const Parameter *p = &model->parameters[i];
+        char name[HF_NAME];
+        if (!is_product(p->role) || p->experts || p->part || hf_is_coded(c, i)) continue;
+        snprintf(name, sizeof(name), "%.*s", (int)(strlen(p->name) - strlen(".weight")), p->name);
+        json_text(json, NULL, name);
+    }
+}
+
 // Prints the value of quantization_config. Lists modules not in 4 bits if they differ from transformers' default. The
 // caller frees it.
 static char *hf_quantisation_text(const HfCodes *c) {
     const Model *model = &c->source->model;
     const size_t room = 1024 + model->parameter_count * HF_NAME;
     char *text = (char *)checked_malloc(room, "quantization_config");
-    QuantFormat f = {QUANT_NONE, 0, 0, DTYPE_FP32};
+    QuantFormat f = {QUANT_NONE, 0, 0, DTYPE_FP32, {0}};
     int listed = 0;
     for (size_t i = 0; i < model->parameter_count; i++) {
         const Parameter *p = &model->parameters[i];
@@ -149,6 +231,18 @@ static char *hf_quantisation_text(const HfCodes *c) {
         if (is_product(p->role) && !p->experts) listed |= hf_is_coded(c, i) == head;
     }
     JsonOut json = json_open_text(text, room, JSON_LINE);
+    if (c->type == QUANT_FP8) {
+        json_text(&json, "activation_scheme", "dynamic"), json_text(&json, "fmt", "e4m3");
+        json_text(&json, "quant_method", "fp8");
+        json_array(&json, "weight_block_size");
+        json_size(&json, NULL, FP8_BLOCK), json_size(&json, NULL, FP8_BLOCK);
+        json_array_end(&json);
+        json_array(&json, "modules_to_not_convert");
+        hf_list_modules(c, &json);
+        json_array_end(&json);
+        text[json_text_end(&json) - 1] = 0;
+        return text;
+    }
     if (c->type == QUANT_MXFP4) { // lists the modules that gpt-oss's own config.json lists
         static const char *const kept[] = {"model.layers.*.self_attn", "model.layers.*.mlp.router",
                                            "model.embed_tokens", "lm_head"};
@@ -169,13 +263,7 @@ static char *hf_quantisation_text(const HfCodes *c) {
         json_array(&json, "llm_int8_skip_modules");
     else
         json_null(&json, "llm_int8_skip_modules");
-    for (size_t i = 0; i < model->parameter_count && listed; i++) {
-        const Parameter *p = &model->parameters[i];
-        char name[HF_NAME];
-        if (!is_product(p->role) || p->experts || p->part || hf_is_coded(c, i)) continue;
-        snprintf(name, sizeof(name), "%.*s", (int)(strlen(p->name) - strlen(".weight")), p->name);
-        json_text(&json, NULL, name);
-    }
+    if (listed) hf_list_modules(c, &json);
     if (listed) json_array_end(&json);
     text[json_text_end(&json) - 1] = 0;
     return text;

@@ -14,8 +14,9 @@ static int convert_to_folder(const Options *options) {
     static const char *const only[] = {"like", "max-shard-size", "tokenizer"};
     static const char *const others[] = {".gguf", ".safetensors", ".pt", ".pth", ".ckpt", ".onnx"};
     const char *out = options->out;
-    int folder = options->to == CONVERT_AUTO ? !text_ends_with(out, ".bin")
-                                             : text_is_one_of(option_chosen(options, "to"), "hf|text|nf4|fp4|mxfp4");
+    int folder = options->to == CONVERT_AUTO
+                     ? !text_ends_with(out, ".bin")
+                     : text_is_one_of(option_chosen(options, "to"), "hf|text|nf4|fp4|mxfp4|fp8");
     for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++)
         if (text_ends_with(out, others[i]))
             die_usage("--out %s: convert writes no %s files; give a folder name%s", out, others[i],

@@ -33,7 +33,7 @@ static void expect_encoded(const char *folder, const char *original, QuantFormat
 }
 
 TEST(records_are_those_of_the_files) {
-    const QuantFormat nf4 = {QUANT_NF4, 1, 64, DTYPE_BF16}, fp4 = {QUANT_FP4, 0, 64, DTYPE_FP32};
+    const QuantFormat nf4 = {QUANT_NF4, 1, 64, DTYPE_BF16, {0}}, fp4 = {QUANT_FP4, 0, 64, DTYPE_FP32, {0}};
     expect_encoded(GOLDEN NF4, GOLDEN "qwen3-bf16", nf4, 11);
     expect_encoded(GOLDEN FP4, GOLDEN "gpt2", fp4, 8);
 }

@@ -260,7 +260,7 @@ TEST(experts_forward_quantised) {
         OpShape s = experts_shape(shapes[i / 4], i);
         QuantFormat f = {i % 2 ? QUANT_NF4 : QUANT_FP4, i % 3 != 0, i % 4 ? 64 : 32,
                          i % 5 > 2 && ops->stored != DTYPE_BF16 ? DTYPE_FP32 : DTYPE_BF16};
-        if (i % 4 == 3) f = (QuantFormat){QUANT_MXFP4, 0, MXFP4_BLOCK, f.rounding};
+        if (i % 4 == 3) f = (QuantFormat){QUANT_MXFP4, 0, MXFP4_BLOCK, f.rounding, {0}};
         s.format = f;
         experts_case(&s, i);
         case_experts_forward_quantised(&s);
