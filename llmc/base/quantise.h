@@ -376,6 +376,14 @@ static QuantEncoder quant_encode_begin(uint8_t *record, QuantFormat f, size_t n)
     return e;
 }
 
+// Finds the elements of fp8 from element i on that share a scale, up to `end`. Returns the end; *scale: the scale's
+// index
+static inline size_t quant_fp8_run(QuantFormat f, size_t i, size_t end, size_t *scale) {
+    const size_t row = i / f.grid.cols, column = (i - row * f.grid.cols) / f.block;
+    *scale = quant_row_scale(f, row) + column;
+    return min_size(end, row * f.grid.cols + min_size(f.grid.cols, (column + 1) * f.block));
+}
+
 // Takes x[n] = elements of block b of fp8, from element `at` on.
 static void quant_fp8_part(const QuantEncoder *e, const float *x, size_t at, size_t n, size_t b) {
     const float *scales = (const float *)(const void *)(e->was + e->parts.scales);
@@ -388,21 +396,6 @@ static void quant_fp8_part(const QuantEncoder *e, const float *x, size_t at, siz
     } else {
         for (size_t i = 0; i < n; i++) e->record[at + i] = quant_fp8_code(x[i] / e->scale[b]);
     }
-}
-
-// Takes in[count] = elements from `begin` on, in a pass over fp8.
-static void quant_fp8_parts(const QuantEncoder *e, const float *in, size_t begin, size_t count) {
-    const QuantFormat f = e->format;
-    const size_t cols = f.grid.cols, first = begin / cols, last = (begin + count - 1) / cols, end = begin + count;
-#ifdef _OPENMP
-#pragma omp parallel for schedule(static)
-#endif
-    for (size_t c = 0; c < quant_columns(f); c++)
-        for (size_t row = first; row <= last; row++) {
-            const size_t from = max_size(begin, row * cols + c * f.block);
-            const size_t to = min_size(end, row * cols + min_size(cols, (c + 1) * f.block));
-            if (from < to) quant_fp8_part(e, in + (from - begin), from, to - from, quant_row_scale(f, row) + c);
-        }
 }
 
 // Ends the pass of fp8 that finds the largest magnitudes.
@@ -418,10 +411,11 @@ static void quant_fp8_turn(QuantEncoder *e) {
 // Encodes in[count], all finite: elements from `begin`, where a block starts, to the end of a block or of the matrix;
 // fp8: any elements.
 static void quant_encode_part(const QuantEncoder *e, const float *in, size_t begin, size_t count) {
-    if (e->format.type == QUANT_FP8) {
-        quant_fp8_parts(e, in, begin, count);
-        return;
+    for (size_t i = begin, end, b; e->format.type == QUANT_FP8 && i < begin + count; i = end) {
+        end = quant_fp8_run(e->format, i, begin + count, &b);
+        quant_fp8_part(e, in + (i - begin), i, end - i, b);
     }
+    if (e->format.type == QUANT_FP8) return;
     const int mxfp4 = e->format.type == QUANT_MXFP4;
     const uint8_t *order = quant_order[mxfp4 ? QUANT_NONE : e->format.type];
     const float *codes = quant_codes[e->format.type];
@@ -478,32 +472,17 @@ static void quant_scales_of(float *scale, QuantFormat f, const uint8_t *record, 
     }
 }
 
-// Finds the elements of fp8 from element i on that share a scale, up to `end`. Returns the end; *scale: the scale's
-// index
-static inline size_t quant_fp8_run(QuantFormat f, size_t i, size_t end, size_t *scale) {
-    const size_t row = i / f.grid.cols, column = (i - row * f.grid.cols) / f.block;
-    *scale = quant_row_scale(f, row) + column;
-    return min_size(end, row * f.grid.cols + min_size(f.grid.cols, (column + 1) * f.block));
-}
-
-// Decodes codes of fp8, elements from `begin` on, into out[count]. scales: of the whole record
-static void quant_decode_fp8(float *out, QuantFormat f, const uint8_t *codes, const float *scales, size_t begin,
-                             size_t count) {
-    for (size_t i = begin, end, b; i < begin + count; i = end) {
-        end = quant_fp8_run(f, i, begin + count, &b);
-        for (size_t j = i; j < end; j++)
-            out[j - begin] = quant_round(f.rounding, quant_fp8_value(codes[j - begin]) * scales[b]);
-    }
-}
-
 // Decodes elements [begin, begin + count) of a matrix of n elements into out[count].
 static void quant_decode_range(float *out, QuantFormat f, const uint8_t *record, size_t n, size_t begin, size_t count) {
     const QuantParts p = quant_parts(f, n);
-    if (f.type == QUANT_FP8) {
-        quant_decode_fp8(out, f, record + begin, (const float *)(const void *)(record + p.scales), begin, count);
-        return;
+    const float *codes = quant_codes[f.type == QUANT_FP8 ? QUANT_NONE : f.type], *scales;
+    scales = (const float *)(const void *)(record + p.scales);
+    for (size_t i = begin, end, b; f.type == QUANT_FP8 && i < begin + count; i = end) {
+        end = quant_fp8_run(f, i, begin + count, &b);
+        for (size_t j = i; j < end; j++)
+            out[j - begin] = quant_round(f.rounding, quant_fp8_value(record[j]) * scales[b]);
     }
-    const float *codes = quant_codes[f.type];
+    if (f.type == QUANT_FP8) return;
     for (size_t i = begin, end; i < begin + count; i = end) {
         float scale;
         end = min_size((i / f.block + 1) * f.block, begin + count);

@@ -29,53 +29,46 @@ static DType hf_dtype_find(const cJSON *name) {
     return DTYPE_COUNT;
 }
 
-// Reads the two numbers of a list of blocks' rows and columns. Leaves them unchanged if the list is absent.
+// Reads the rows and columns of blocks. Leaves them unchanged if the list is absent; null: one block.
 static void hf_read_block(QuantFormat *format, const cJSON *list, const char *path) {
-    const cJSON *rows = cJSON_IsArray(list) ? list->child : NULL, *cols = rows ? rows->next : NULL;
-    if (!list || cJSON_IsNull(list)) return;
-    if (!cJSON_IsNumber(rows) || !cJSON_IsNumber(cols) || cols->next || !(rows->valuedouble >= 1) ||
-        !(cols->valuedouble >= 1) || rows->valuedouble > 1e9 || cols->valuedouble > 1e9)
-        die("%s: quantization_config: the size of a block is not two whole numbers such as [128, 128]; download the "
-            "file again",
-            path);
-    format->grid.block_rows = (size_t)rows->valuedouble, format->block = (size_t)cols->valuedouble;
+    size_t *const to[] = {&format->grid.block_rows, &format->block};
+    if (!list) return;
+    if (!cJSON_IsNull(list) && cJSON_GetArraySize(list) != 2)
+        die("%s: quantization_config: a size of blocks is not a list such as [128, 128]; download it again", path);
+    for (size_t i = 0; i < 2; i++) {
+        const cJSON *item = cJSON_GetArrayItem(list, (int)i);
+        if (item && !(cJSON_IsNumber(item) && item->valuedouble >= 1 && item->valuedouble <= 1e9))
+            die("%s: quantization_config: a size of blocks is not a whole number above 0; download it again", path);
+        *to[i] = item ? (size_t)item->valuedouble : 0;
+    }
 }
 
 // Reads FP8 of quant_method fp8, compressed-tensors and modelopt. A format without block_rows and block has a scale for
 // a tensor, a format with block_rows 1 and no block a scale for a row. Returns type QUANT_NONE for other methods.
 static QuantFormat hf_config_fp8(const cJSON *quantised, const char *path) {
-    const cJSON *method = json_get(quantised, "quant_method"), *groups = json_get(quantised, "config_groups");
-    const cJSON *group = cJSON_IsObject(groups) ? groups->child : NULL, *weights = json_get(group, "weights");
-    const cJSON *kind = json_get(quantised, json_is(method, "modelopt") ? "quant_algo" : "format"), *bits;
+    const cJSON *method = json_get(quantised, "quant_method"), *groups = json_get(quantised, "config_groups"), *group;
+    const cJSON *fmt = json_get(quantised, "fmt"), *experts = json_get(quantised, "expert_dtype");
+    const cJSON *kind = json_get(quantised, json_is(method, "modelopt") ? "quant_algo" : "format");
+    const int own = json_is(method, "fp8");
     QuantFormat format = {QUANT_NONE, 0, 0, DTYPE_BF16, {0}};
     char value[64];
-    if (json_is(method, "fp8")) {
-        static const char *const keys[] = {"fmt", "e4m3", "expert_dtype", "fp8"};
-        for (size_t i = 0; i < 4; i += 2) {
-            const cJSON *item = json_get(quantised, keys[i]);
-            if (item && !cJSON_IsNull(item) && !json_is(item, keys[i + 1]))
-                die("%s: quantization_config: %s is %s; only %s is supported; take the bf16 model", path, keys[i],
-                    json_scalar_text(item, value, sizeof(value)), keys[i + 1]);
-        }
-        format = quant_format(QUANT_FP8, DTYPE_BF16);
-        const cJSON *list = json_get(quantised, "weight_block_size");
-        if (cJSON_IsNull(list)) format.block = format.grid.block_rows = 0;
-        hf_read_block(&format, list, path);
-    } else if (json_is(method, "modelopt") || json_is(method, "compressed-tensors")) {
-        if (!json_is(kind, "FP8") && !json_is(kind, "float-quantized") && !json_is(kind, "naive-quantized"))
-            die("%s: quantization_config (%s, %s): only FP8 is supported of it; take the bf16 model", path,
-                method->valuestring, kind ? json_scalar_text(kind, value, sizeof(value)) : "no format");
-        format.type = QUANT_FP8;
-        cJSON_ArrayForEach(group, groups) {
-            weights = json_get(group, "weights"), bits = json_get(weights, "num_bits");
-            if (weights && (!json_is(json_get(weights, "type"), "float") || !bits || bits->valuedouble != 8))
-                die("%s: quantization_config: a group of config_groups has weights other than floats of 8 bits; take "
-                    "the bf16 model",
-                    path);
-            if (json_is(json_get(weights, "strategy"), "channel")) format.grid.block_rows = 1;
+    if (!own && !json_is(method, "modelopt") && !json_is(method, "compressed-tensors")) return format;
+    if (own) kind = fmt && !json_is(fmt, "e4m3") ? fmt : experts && !json_is(experts, "fp8") ? experts : method;
+    int fits = json_is(kind, "fp8") || json_is(kind, "FP8") || json_is(kind, "float-quantized") ||
+               json_is(kind, "naive-quantized");
+    if (own) format = quant_format(QUANT_FP8, DTYPE_BF16);
+    format.type = QUANT_FP8;
+    hf_read_block(&format, json_get(quantised, "weight_block_size"), path);
+    cJSON_ArrayForEach(group, groups) {
+        const cJSON *weights = json_get(group, "weights"), *bits = json_get(weights, "num_bits");
+        fits &= !weights || (json_is(json_get(weights, "type"), "float") && bits && bits->valuedouble == 8);
+        if (json_is(json_get(weights, "strategy"), "channel")) format.grid.block_rows = 1;
+        if (json_is(json_get(weights, "strategy"), "block"))
             hf_read_block(&format, json_get(weights, "block_structure"), path);
-        }
     }
+    if (!fits)
+        die("%s: quantization_config (%s, %s): only FP8 in e4m3 is supported of it; take the bf16 model", path,
+            method->valuestring, kind ? json_scalar_text(kind, value, sizeof(value)) : "no format");
     return format;
 }
 

@@ -149,9 +149,7 @@ static QuantFormat hf_state_read(const HfQuantised *h, const Parameter *p, Quant
 // Tells whether a Hugging Face folder holds this matrix in a type. bitsandbytes quantises only modules, so not a stack of
 // experts; FP8 folders have each expert's matrices.
 static int hf_quantises(const Model *model, const Parameter *p, QuantType type, int head) {
-    if (type == QUANT_FP8 && p->transposed) return 0;
-    return parameter_quantises(model, p, type, head) &&
-           (type == QUANT_MXFP4 || !p->experts || (type == QUANT_FP8 && model->config.family->names.expert[0]));
+    return parameter_quantises(model, p, type, head) && (type >= QUANT_MXFP4 || !p->experts);
 }
 
 // Returns the 4-bit type of a matrix in the files; QUANT_NONE: an ordinary tensor.
@@ -171,6 +169,7 @@ static void hf_set_record(WeightSource *source, size_t parameter, QuantFormat fo
     if (!source->records)
         source->records = (RecordLocation *)checked_calloc(count, sizeof(RecordLocation), "places of 4-bit matrices");
     const TensorLocation place = {record.file[0], record.at[0], format.rounding, 1};
+    source->stored = format.type;
     source->quant[parameter] = format, source->records[parameter] = record, source->places[parameter] = place;
 }
 
@@ -261,29 +260,28 @@ static int hf_has_shape(const SafeTensor *t, const uint64_t shape[3], size_t ran
     return t->rank == rank && !memcmp(t->shape, shape + 3 - rank, rank * sizeof(shape[0]));
 }
 
-// Returns the format of matrices [rows, cols] of a tensor, `count` of them in a stack or one, by the shape of their
-// scales. f: config.json's
+// Returns the format of matrices [rows, cols] of a tensor, `count` of them in a stack, by the shape of their scales. f:
+// config.json's
 static QuantFormat hf_fp8_format(const WeightSource *source, QuantFormat f, const SafeTensor *scales, size_t count,
                                  size_t rows, size_t cols) {
-    const size_t rank = count > 1 ? 3 : 2;
+    const QuantFormat blocks = quant_on(f, rows, cols);
+    const size_t across = quant_columns(blocks), rank = count > 1 ? 3 : 2;
+    const uint64_t of_blocks[3] = {count, quant_grid_blocks(blocks) / across, across}, of_rows[3] = {count, rows, 1};
+    const int has_rows =
+        hf_has_shape(scales, of_rows, rank) || (rank == 2 && scales->rank == 1 && scales->shape[0] == rows);
     const char *path = source->files[scales->file].path;
     uint64_t elements = 1;
-    const QuantFormat blocks = quant_on(f, rows, cols);
-    const size_t across = quant_columns(blocks);
-    const uint64_t of_blocks[3] = {count, quant_grid_blocks(blocks) / across, across}, of_rows[3] = {count, rows, 1};
     for (size_t i = 0; i < scales->rank; i++) elements *= scales->shape[i];
     if (!hf_has_shape(scales, of_blocks, rank)) {
+        if (elements != count && !has_rows)
+            die("%s: tensor %s has shape %s, but blocks of %zu x %zu have %s; take config.json of the same folder",
+                path, scales->name, shape_text(scales->shape, scales->rank), blocks.grid.block_rows, blocks.block,
+                shape_text(of_blocks + 3 - rank, rank));
         f.block = 0, f.grid.block_rows = elements != count;
-        if (elements != count && !hf_has_shape(scales, of_rows, rank) &&
-            !(rank == 2 && scales->rank == 1 && scales->shape[0] == rows))
-            die("%s: tensor %s has shape %s, but blocks of %zu x %zu in [%zu, %zu] have scales of %s; take the "
-                "config.json that belongs to the weights",
-                path, scales->name, shape_text(scales->shape, scales->rank), blocks.grid.block_rows, blocks.block, rows,
-                cols, shape_text(of_blocks + 3 - rank, rank));
     }
-    f.grid.scales = scales->type != DTYPE_COUNT ? scales->type : DTYPE_INT8;
-    if (scales->type == DTYPE_FP64 || scales->type == DTYPE_FP16 ||
-        (scales->type == DTYPE_COUNT && strcmp(scales->dtype, "U8") && strcmp(scales->dtype, "F8_E8M0")))
+    f.grid.scales = scales->type == DTYPE_COUNT ? DTYPE_INT8 : scales->type;
+    if (scales->type != DTYPE_FP32 && scales->type != DTYPE_BF16 && strcmp(scales->dtype, "U8") &&
+        strcmp(scales->dtype, "F8_E8M0"))
         die("%s: tensor %s has dtype %s; scales in F32, BF16, U8 and F8_E8M0 are supported; take the bf16 model", path,
             scales->name, scales->dtype);
     return quant_on(f, rows, cols);

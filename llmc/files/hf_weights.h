@@ -463,7 +463,8 @@ static void hf_remark_quantised(WeightSource *source) {
     for (size_t i = 0; i < source->others.count; i++)
         has_static |= hf_is_activation_scale(source, source->others.tensors[i].name);
     if (count && !*source->remark && format.type == QUANT_FP8)
-        snprintf(source->remark, sizeof(source->remark), "%zu matrices are in FP8; their values are bf16(code x scale)%s", count,
+        snprintf(source->remark, sizeof(source->remark),
+                 "%zu matrices are in FP8; their values are bf16(code x scale)%s", count,
                  has_static ? "; scales of activations are not used" : "");
     else if (count && !*source->remark && format.type == QUANT_MXFP4)
         snprintf(source->remark, sizeof(source->remark), "%zu stacks of experts are in 4 bits (mxfp4)", count);

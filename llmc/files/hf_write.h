@@ -21,6 +21,7 @@ typedef struct {
     char name[HF_PART_NAME];
     const Parameter *p;
     size_t parameter, shard; // index in the table; index of the file
+    size_t piece;            // FP8: which of the parameter's tensors
     HfPart part;             // which tensor of a 4-bit matrix
     const char *dtype;       // dtype of this part of a 4-bit matrix
     DType type;              // type to write
@@ -152,8 +153,7 @@ static int hf_has_forms(const Family *family) { return family_has_linear(family)
 // Opens the weights of the kept folder. A folder of a text model alone may have no weights.
 static void hf_open_like(HfWrite *write, WeightSource *source, QuantType quant) {
     const HfComposite *composite = write->kept ? hf_directory_composite(write->kept) : NULL;
-    const int published = quant == QUANT_FP8 && source->quant; // FP8, of which nothing is quantised here
-    if (quant && composite && !published)
+    if (quant && composite && quant != QUANT_FP8)
         write->text_only = 1; // other parts of a composite model cannot be quantised here
     if (!composite && !(write->kept && hf_has_forms(source->config.family))) return;
     if (write->kept == source->path)
@@ -240,16 +240,15 @@ static void hf_add_parts(HfWrite *write, size_t i, const char *prefix) {
     }
 }
 
-// Adds the codes and scales of a parameter in FP8: tensors to copy, or to make.
-static void hf_add_fp8(HfWrite *write, size_t i, const char *prefix) {
-    HfCodes *c = &write->codes;
-    c->pair[i] = hf_source_is_fp8(c->source, i) ? c->source->records[i].pair : hf_fp8_pair(c, i, prefix);
-    write->elements += parameter_elements(&c->source->model.parameters[i]);
-    for (size_t k = 0; k < 2 * hf_fp8_pieces(c, i); k++) {
+// Adds the codes and scales of a parameter in FP8: tensors to copy, or of merged values.
+static void hf_add_fp8(HfWrite *write, size_t i) {
+    const WeightSource *source = write->source;
+    write->elements += parameter_elements(&source->model.parameters[i]);
+    for (size_t k = 0; k < 2 * source->records[i].pieces; k++) {
         HfTensor *t = &write->tensors[write->count++];
-        t->other = &c->pair[i][k], t->from = c->source, t->bytes = t->other->end - t->other->begin;
-        t->parameter = i, t->first = k / 2;
-        t->part = c->copied[i] ? HF_VALUES : k % 2 ? HF_ABSMAX : HF_CODES;
+        t->other = &source->records[i].pair[k], t->from = source, t->bytes = t->other->end - t->other->begin;
+        t->parameter = i, t->piece = k / 2;
+        t->part = write->codes.copied[i] ? HF_VALUES : k % 2 ? HF_ABSMAX : HF_CODES;
         snprintf(t->name, sizeof(t->name), "%s", t->other->name);
     }
 }
@@ -302,7 +301,7 @@ static HfWrite hf_write_prepare(WeightSource *source, const DType *dtype, const 
     for (size_t i = 0; i < count; i++) {
         const char *begin = write.composite ? write.composite->prefix : prefix;
         if (hf_is_coded(&write.codes, i) && quant == QUANT_FP8)
-            hf_add_fp8(&write, i, begin);
+            hf_add_fp8(&write, i);
         else if (hf_is_coded(&write.codes, i))
             hf_add_parts(&write, i, begin);
         else
@@ -322,7 +321,8 @@ static HfWrite hf_write_prepare(WeightSource *source, const DType *dtype, const 
 
 static void hf_write_free(HfWrite *write) {
     if (write->like && write->like != write->source) weights_close(write->like);
-    hf_codes_free(&write->codes);
+    free(write->codes.format), free(write->codes.state), free(write->codes.copied), free(write->codes.record);
+    free(write->codes.scales);
     free(write->tensors), free(write->chat.edits);
     tokenizer_close(write->chat.tokenizer);
 }
@@ -395,7 +395,7 @@ static void hf_write_shard(HfWrite *write, size_t begin, size_t end, OutputFolde
     for (const HfTensor *t = first; t < last; t++) {
         if (t->other && !t->part) hf_copy_tensor(&t->from->files[t->other->file], t->other, &file, at);
         if (t->part)
-            output_write(&file, at, hf_part_bytes(&write->codes, t->parameter, t->part, t->first), (size_t)t->bytes);
+            output_write(&file, at, hf_part_bytes(&write->codes, t->parameter, t->part, t->piece), (size_t)t->bytes);
         if (t->constants) {
             elements_convert(staged.bytes, t->type, t->constants, DTYPE_FP32, t->elements);
             output_write(&file, at, staged.bytes, (size_t)t->bytes);
@@ -462,7 +462,7 @@ static size_t hf_edit_composite(const HfWrite *write, char *text, size_t length)
     return length - (end - begin) + bytes;
 }
 
-// Sets quantization_config to the written format; an existing one of mxfp4 stays, and one of the FP8 that stays. Takes ownership of text; the caller
+// Sets quantization_config to the written format; one of mxfp4 or FP8 stays. Takes ownership of text; the caller
 // frees the result.
 static char *hf_edit_quantisation(const HfWrite *write, char *text, size_t *length) {
     size_t begin, end;
@@ -470,7 +470,7 @@ static char *hf_edit_quantisation(const HfWrite *write, char *text, size_t *leng
         const char *method = strstr(text + begin, "\"mxfp4\"");
         if (method && method < text + end) return text;
     }
-    if (write->codes.type == QUANT_FP8 && write->source->quant && write->kept == write->source->path) return text;
+    if (write->codes.type == QUANT_FP8) return text;
     *length = hf_config_without(text, *length, "quantization_config");
     if (!write->codes.format) return text;
     char *value = hf_quantisation_text(&write->codes);

@@ -26,60 +26,40 @@ typedef struct {
     size_t *copied;               // [parameters] 1: copy the source's codes
     uint8_t *record;              // the encoded record of parameter record_of; FP8: of its piece piece_of
     size_t record_of, piece_of;
-    SafeTensor **pair; // [parameters] FP8: codes and scales of each piece
-    void *scales;      // FP8: scales in the type of the files
+    void *scales; // FP8: scales in the type of the files
 } HfCodes;
 
 static int hf_is_coded(const HfCodes *c, size_t parameter) {
     return c->format && c->format[parameter].type != QUANT_NONE;
 }
 
-static int hf_source_is_fp8(const WeightSource *source, size_t parameter) {
-    return source->places[parameter].is_codes && source->quant[parameter].type == QUANT_FP8;
-}
-
-// Returns the number of tensors of codes of a parameter in FP8.
-static size_t hf_fp8_pieces(const HfCodes *c, size_t parameter) {
-    if (hf_source_is_fp8(c->source, parameter)) return c->source->records[parameter].pieces;
-    return parameter_pieces(c->source->config.family, &c->source->model.parameters[parameter]);
-}
-
 // Returns the record of a parameter (FP8: of a piece), and holds it until another record is asked for. Copies the
 // record, or encodes the (merged) values in the type to which decoding rounds; mxfp4 and FP8: in fp32.
 static const uint8_t *hf_hold_record(HfCodes *c, size_t parameter, size_t piece) {
     const QuantFormat f = c->format[parameter];
-    const size_t all = parameter_elements(&c->source->model.parameters[parameter]);
-    const size_t count = f.type == QUANT_FP8 ? all / hf_fp8_pieces(c, parameter) : all;
+    const size_t pieces = f.type == QUANT_FP8 ? c->source->records[parameter].pieces : 1;
+    const size_t count = parameter_elements(&c->source->model.parameters[parameter]) / pieces;
     const size_t bytes = quant_parts(f, count).bytes;
-    uint8_t *was = NULL;
     if (c->record && c->record_of == parameter && c->piece_of == piece) return c->record;
     free(c->record);
     c->record_of = parameter, c->piece_of = piece;
     c->record = (uint8_t *)checked_calloc(bytes, 1, "a quantised matrix");
-    if (f.type == QUANT_FP8 && hf_source_is_fp8(c->source, parameter)) {
-        was = (uint8_t *)checked_malloc(bytes, "a quantised matrix");
-        source_copy_fp8(c->source, parameter, piece, 1, was);
-    }
     if (c->copied[parameter])
         source_copy_record(c->source, parameter, c->record);
     else
         source_encode(c->source, parameter, piece * count, count, source_read_order,
-                      f.type >= QUANT_MXFP4 ? DTYPE_FP32 : f.rounding, f, was, c->record);
-    free(was);
+                      f.type >= QUANT_MXFP4 ? DTYPE_FP32 : f.rounding, f,
+                      f.type == QUANT_FP8 ? source_hold_piece(c->source, parameter, piece, pieces) : NULL, c->record);
     return c->record;
 }
 
-// Returns the scales of a piece of a parameter in FP8, in the type of the files.
-static const void *hf_fp8_scales_out(HfCodes *c, size_t parameter, size_t piece) {
-    const size_t count = parameter_elements(&c->source->model.parameters[parameter]) / hf_fp8_pieces(c, parameter);
-    const QuantFormat f = c->format[parameter];
-    const QuantParts p = quant_parts(f, count);
-    const float *scales = (const float *)(const void *)(hf_hold_record(c, parameter, piece) + p.scales);
+// Returns the scales of a record of a piece in FP8, in the type of the files.
+static const void *hf_fp8_scales_out(HfCodes *c, QuantFormat f, const float *scales, size_t blocks) {
     free(c->scales);
-    c->scales = checked_malloc(p.blocks * sizeof(float), "scales of a matrix");
-    for (size_t i = 0; i < p.blocks && f.grid.scales == DTYPE_INT8; i++)
+    c->scales = checked_malloc(blocks * sizeof(float), "scales of a matrix");
+    for (size_t i = 0; i < blocks && f.grid.scales == DTYPE_INT8; i++)
         ((uint8_t *)c->scales)[i] = (uint8_t)(ilogbf(scales[i]) + 127);
-    if (f.grid.scales != DTYPE_INT8) elements_from_float(c->scales, f.grid.scales, scales, p.blocks);
+    if (f.grid.scales != DTYPE_INT8) elements_from_float(c->scales, f.grid.scales, scales, blocks);
     return c->scales;
 }
 
@@ -115,20 +95,18 @@ static void hf_codes_choose(HfCodes *c, const WeightSource *source, QuantType ty
     if (type == QUANT_NONE) return;
     for (size_t i = 0; i < model->parameter_count; i++)
         modules |= source->places[i].is_codes && source->quant[i].type != QUANT_MXFP4;
-    c->pair = (SafeTensor **)checked_calloc(model->parameter_count, sizeof(SafeTensor *), "tensors in FP8");
     c->format = (QuantFormat *)checked_calloc(model->parameter_count, sizeof(QuantFormat), "formats");
     c->state = (char(*)[HF_STATE_TEXT])checked_calloc(model->parameter_count, HF_STATE_TEXT, "quant states");
     c->copied = (size_t *)checked_calloc(model->parameter_count, sizeof(size_t), "what is copied");
     for (size_t i = 0; i < model->parameter_count; i++) {
         const DType own = source->places[i].type, as = chosen ? *chosen : own;
-        const QuantFormat format =
-            parameter_format(quant_format(type, as), model->config.family, &model->parameters[i]);
+        const QuantFormat format = quant_format(type, as);
         const QuantFormat was = source->places[i].is_codes ? source->quant[i] : format;
         if (!hf_quantises(model, &model->parameters[i], type, head || source->places[i].is_codes)) continue;
         if (modules && type != QUANT_MXFP4 && !source->places[i].is_codes) continue;
         c->copied[i] =
             source->places[i].is_codes && !source->merge && was.type == type && was.rounding == format.rounding;
-        c->format[i] = c->copied[i] || (type == QUANT_FP8 && was.type == type) ? was : format;
+        c->format[i] = c->copied[i] || type == QUANT_FP8 ? was : format;
         if (type < QUANT_MXFP4) hf_state_text(c, i);
     }
 }
@@ -157,8 +135,10 @@ static const void *hf_part_bytes(HfCodes *c, size_t parameter, HfPart part, size
     static float map[16];
     const QuantFormat f = c->format[parameter];
     const uint8_t *record = hf_hold_record(c, parameter, piece);
-    if (f.type == QUANT_FP8) return part == HF_CODES ? record : hf_fp8_scales_out(c, parameter, piece);
-    const QuantParts p = quant_parts(f, parameter_elements(&c->source->model.parameters[parameter]));
+    const size_t pieces = f.type == QUANT_FP8 ? c->source->records[parameter].pieces : 1;
+    const QuantParts p = quant_parts(f, parameter_elements(&c->source->model.parameters[parameter]) / pieces);
+    if (f.type == QUANT_FP8 && part == HF_ABSMAX)
+        return hf_fp8_scales_out(c, f, (const float *)(const void *)(record + p.scales), p.blocks);
     switch (part) {
     case HF_CODES: return record + p.codes;
     case HF_ABSMAX: return record + (f.nested || f.type == QUANT_MXFP4 ? p.scale_codes : p.scales);
@@ -168,51 +148,6 @@ static const void *hf_part_bytes(HfCodes *c, size_t parameter, HfPart part, size
     default:
         for (size_t i = 0; i < 16; i++) map[i] = quant_codes[f.type][i] + 0.0f; // + 0.0f turns -0 to 0
         return map;
-    }
-}
-
-// Makes the tensors of a parameter that the source does not have in FP8: codes, and scales in fp32.
-static SafeTensor *hf_fp8_pair(HfCodes *c, size_t parameter, const char *prefix) {
-    const Parameter *p = &c->source->model.parameters[parameter];
-    const Family *family = c->source->config.family;
-    const size_t pieces = hf_fp8_pieces(c, parameter), rows = p->rows / pieces;
-    const QuantFormat f = c->format[parameter];
-    SafeTensor *pair = (SafeTensor *)checked_calloc(2 * pieces, sizeof(SafeTensor), "tensors in FP8");
-    for (size_t i = 0; i < 2 * pieces; i++) {
-        char name[HF_NAME], full[HF_PART_NAME];
-        if (pieces > 1)
-            hf_piece_name(family, prefix, p, i / 2, name);
-        else
-            hf_tensor_name(family, prefix, p->name, name);
-        snprintf(full, sizeof(full), "%s%s", name, i % 2 ? "_scale_inv" : "");
-        pair[i].name = checked_strdup(full), pair[i].rank = 2;
-        pair[i].shape[0] = i % 2 ? quant_ceil(rows, f.grid.block_rows) : rows;
-        pair[i].shape[1] = i % 2 ? quant_columns(f) : p->cols;
-        pair[i].end = pair[i].shape[0] * pair[i].shape[1] * (i % 2 ? sizeof(float) : 1);
-        snprintf(pair[i].dtype, sizeof(pair[i].dtype), "%s", i % 2 ? "F32" : "F8_E4M3");
-    }
-    return pair;
-}
-
-static void hf_codes_free(HfCodes *c) {
-    for (size_t i = 0; c->pair && i < c->source->model.parameter_count; i++) {
-        if (!c->pair[i] || hf_source_is_fp8(c->source, i)) continue;
-        for (size_t k = 0; k < 2 * hf_fp8_pieces(c, i); k++) free(c->pair[i][k].name);
-        free(c->pair[i]);
-    }
-    free(c->format), free(c->state), free(c->copied), free(c->record), free(c->pair), free(c->scales);
-}
-
-// ---- config.json ----------------------------------------------------------------------------------------------------
-// Lists the modules that are not quantised.
-static void hf_list_modules(const HfCodes *c, JsonOut *json) {
-    const Model *model = &c->source->model;
-    for (size_t i = 0; i < model->parameter_count; i++) {
-        const Parameter *p = &model->parameters[i];
-        char name[HF_NAME];
-        if (!is_product(p->role) || p->experts || p->part || hf_is_coded(c, i)) continue;
-        snprintf(name, sizeof(name), "%.*s", (int)(strlen(p->name) - strlen(".weight")), p->name);
-        json_text(json, NULL, name);
     }
 }
 
@@ -231,18 +166,6 @@ static char *hf_quantisation_text(const HfCodes *c) {
         if (is_product(p->role) && !p->experts) listed |= hf_is_coded(c, i) == head;
     }
     JsonOut json = json_open_text(text, room, JSON_LINE);
-    if (c->type == QUANT_FP8) {
-        json_text(&json, "activation_scheme", "dynamic"), json_text(&json, "fmt", "e4m3");
-        json_text(&json, "quant_method", "fp8");
-        json_array(&json, "weight_block_size");
-        json_size(&json, NULL, FP8_BLOCK), json_size(&json, NULL, FP8_BLOCK);
-        json_array_end(&json);
-        json_array(&json, "modules_to_not_convert");
-        hf_list_modules(c, &json);
-        json_array_end(&json);
-        text[json_text_end(&json) - 1] = 0;
-        return text;
-    }
     if (c->type == QUANT_MXFP4) { // lists the modules that gpt-oss's own config.json lists
         static const char *const kept[] = {"model.layers.*.self_attn", "model.layers.*.mlp.router",
                                            "model.embed_tokens", "lm_head"};
@@ -263,7 +186,13 @@ static char *hf_quantisation_text(const HfCodes *c) {
         json_array(&json, "llm_int8_skip_modules");
     else
         json_null(&json, "llm_int8_skip_modules");
-    if (listed) hf_list_modules(c, &json);
+    for (size_t i = 0; i < model->parameter_count && listed; i++) {
+        const Parameter *p = &model->parameters[i];
+        char name[HF_NAME];
+        if (!is_product(p->role) || p->experts || p->part || hf_is_coded(c, i)) continue;
+        snprintf(name, sizeof(name), "%.*s", (int)(strlen(p->name) - strlen(".weight")), p->name);
+        json_text(&json, NULL, name);
+    }
     if (listed) json_array_end(&json);
     text[json_text_end(&json) - 1] = 0;
     return text;

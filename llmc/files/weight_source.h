@@ -36,8 +36,8 @@ typedef struct {
 
 // Cache of the record and of the matrix that were read last
 typedef struct {
-    uint8_t *record; // record of the parameter decoded last
-    size_t record_of;
+    uint8_t *record; // record decoded last: a piece of parameter record_of
+    size_t record_of, piece_of, pieces;
     char *matrix; // the transposed matrix read last: elements of matrix_of in the table, as matrix_type
     size_t matrix_of;
     DType matrix_type;
@@ -66,6 +66,7 @@ typedef struct WeightSource {
     char missing[HF_NAME];   // first tensor that the files lack, while they are opened; or empty
     QuantFormat *quant;      // [parameters] format from which values are decoded; NULL: no value is decoded
     RecordLocation *records; // [parameters] records of the parameters with is_codes
+    QuantType stored;        // type of matrices with is_codes
     SourceHeld *held;        // cache that reading changes
     Merge *merge;            // adapters added to what is read, or NULL
     int (*read_merged)(const struct WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
@@ -215,23 +216,20 @@ static int source_is_quantised(const WeightSource *source, size_t parameter) {
     return source->quant && source->quant[parameter].type != QUANT_NONE;
 }
 
-// Reads codes [begin, begin + count) of a piece of a matrix in FP8. Refuses codes that are NaN.
-static void source_fp8_codes(const WeightSource *source, const SafeTensor *codes, size_t begin, size_t count,
-                             uint8_t *out) {
-    const InputFile *file = &source->files[codes->file];
+// Reads the codes of a tensor in FP8. Refuses codes that are NaN.
+static void source_fp8_codes(const InputFile *file, const SafeTensor *codes, uint8_t *out, size_t count) {
     size_t i = 0;
-    input_read(file, codes->begin + begin, out, count);
+    input_read(file, codes->begin, out, count);
     while (i < count && (out[i] & 0x7f) != 0x7f) i++;
     if (i < count)
         die("%s: tensor %s has the code 0x%02x, which is NaN, at [%zu]; download the folder again", file->path,
-            codes->name, out[i], begin + i);
+            codes->name, out[i], i);
 }
 
-// Reads the scales of a piece as fp32. Refuses scales that are not finite, 0 or negative.
-static void source_fp8_scales(const WeightSource *source, const SafeTensor *scales, float *out, size_t count) {
-    const InputFile *file = &source->files[scales->file];
+// Reads the scales of a tensor in FP8 as fp32. Refuses scales that are not finite, 0 or negative.
+static void source_fp8_scales(const InputFile *file, const SafeTensor *scales, float *out, size_t count) {
     const size_t bytes = (size_t)(scales->end - scales->begin);
-    uint8_t *raw = (uint8_t *)checked_malloc(bytes + 8, "scales of a matrix");
+    uint8_t *raw = (uint8_t *)checked_malloc(bytes, "scales of a matrix");
     input_read(file, scales->begin, raw, bytes);
     for (size_t i = 0; i < count; i++) {
         if (scales->type != DTYPE_COUNT)
@@ -248,34 +246,15 @@ static void source_fp8_scales(const WeightSource *source, const SafeTensor *scal
 // Copies pieces [first, first + count) of a matrix in FP8 to a record of these pieces.
 static void source_copy_fp8(const WeightSource *source, size_t parameter, size_t first, size_t count, uint8_t *record) {
     const RecordLocation *r = &source->records[parameter];
-    const QuantFormat f = source->quant[parameter];
     const size_t each = parameter_elements(&source->model.parameters[parameter]) / r->pieces;
-    const QuantParts p = quant_parts(f, count * each);
-    const size_t blocks = p.blocks / count;
+    const QuantParts p = quant_parts(source->quant[parameter], count * each);
+    float *scales = (float *)(void *)(record + p.scales);
     memset(record + count * each, 0, p.bytes - count * each);
     for (size_t i = 0; i < count; i++) {
         const SafeTensor *pair = r->pair + 2 * (first + i);
-        source_fp8_codes(source, &pair[0], 0, each, record + i * each);
-        source_fp8_scales(source, &pair[1], (float *)(void *)(record + p.scales) + i * blocks, blocks);
+        source_fp8_codes(&source->files[pair[0].file], &pair[0], record + i * each, each);
+        source_fp8_scales(&source->files[pair[1].file], &pair[1], scales + i * (p.blocks / count), p.blocks / count);
     }
-}
-
-// Reads and decodes elements of a matrix in FP8, piece by piece.
-static void source_read_fp8(const WeightSource *source, size_t parameter, size_t begin, size_t count, float *out) {
-    const RecordLocation *r = &source->records[parameter];
-    const QuantFormat f = source->quant[parameter];
-    const size_t each = parameter_elements(&source->model.parameters[parameter]) / r->pieces;
-    const size_t blocks = quant_parts(f, each).blocks;
-    float *scales = (float *)checked_malloc(blocks * sizeof(float), "scales of a matrix");
-    uint8_t *codes = (uint8_t *)checked_malloc(min_size(count, each), "codes of a matrix");
-    for (size_t done = 0, n; done < count; done += n) {
-        const size_t piece = (begin + done) / each, at = (begin + done) % each;
-        n = min_size(count - done, each - at);
-        source_fp8_codes(source, &r->pair[2 * piece], at, n, codes);
-        source_fp8_scales(source, &r->pair[2 * piece + 1], scales, blocks);
-        quant_decode_fp8(out + done, f, codes, scales, at, n);
-    }
-    free(scales), free(codes);
 }
 
 // Copies a record from the files. Refuses mxfp4 scales that are NaN or allow infinite values.
@@ -337,17 +316,25 @@ static void source_read_record(const WeightSource *source, size_t parameter, uin
                       source_read_stored, DTYPE_FP32, source->quant[parameter], NULL, record);
 }
 
-// Reads the record of a parameter, and holds it until another record is asked for.
-static const uint8_t *source_hold_record(const WeightSource *source, size_t parameter) {
-    const size_t count = parameter_elements(&source->model.parameters[parameter]);
+// Reads the record of piece `piece` of `pieces` of a parameter, and holds it until another record is asked for. pieces:
+// 1, or as in the files of FP8
+static const uint8_t *source_hold_piece(const WeightSource *source, size_t parameter, size_t piece, size_t pieces) {
+    const size_t count = parameter_elements(&source->model.parameters[parameter]) / pieces;
     SourceHeld *held = source->held;
-    if (held->record && held->record_of == parameter) return held->record;
+    if (held->record && held->record_of == parameter && held->piece_of == piece && held->pieces == pieces)
+        return held->record;
     free(held->record);
-    held->record_of = parameter;
-    held->record =
-        (uint8_t *)checked_calloc(quant_parts(source->quant[parameter], count).bytes, 1, "a matrix in 4 bits");
-    source_read_record(source, parameter, held->record);
+    held->record_of = parameter, held->piece_of = piece, held->pieces = pieces;
+    held->record = (uint8_t *)checked_calloc(quant_parts(source->quant[parameter], count).bytes, 1, "a coded matrix");
+    if (pieces > 1)
+        source_copy_fp8(source, parameter, piece, 1, held->record);
+    else
+        source_read_record(source, parameter, held->record);
     return held->record;
+}
+
+static const uint8_t *source_hold_record(const WeightSource *source, size_t parameter) {
+    return source_hold_piece(source, parameter, 0, 1);
 }
 
 static void source_read_decoded(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
@@ -356,17 +343,18 @@ static void source_read_decoded(const WeightSource *source, size_t parameter, si
     const QuantFormat format = source->quant[parameter];
     const size_t n = parameter_elements(p);
     float *values = (float *)(void *)staged_raw.bytes;
-    if (format.type == QUANT_FP8 && source->places[parameter].is_codes) {
-        source_read_fp8(source, parameter, begin, count, values);
+    if (!p->transposed || !transposed) {
+        const size_t pieces = source->places[parameter].is_codes ? max_size(source->records[parameter].pieces, 1) : 1;
+        for (size_t done = 0, k, each = n / pieces; done < count; done += k) {
+            const size_t at = (begin + done) % each;
+            k = min_size(count - done, each - at);
+            quant_decode_range(values + done, format,
+                               source_hold_piece(source, parameter, (begin + done) / each, pieces), each, at, k);
+        }
         elements_convert(out, as, values, DTYPE_FP32, count);
         return;
     }
     const uint8_t *record = source_hold_record(source, parameter);
-    if (!p->transposed || !transposed) {
-        quant_decode_range(values, format, record, n, begin, count);
-        elements_convert(out, as, values, DTYPE_FP32, count);
-        return;
-    }
     quant_scales(); // fills the table before threads need it
 #ifdef _OPENMP
 #pragma omp parallel for schedule(static)

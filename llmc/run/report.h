@@ -75,7 +75,7 @@ static void report_model(FILE *out, const Run *run) {
     if (!run->settings.backward) fprintf(out, ", vocabulary %zu", c->vocab_size);
     fprintf(out, ", %s%s%s", dtype_name(run->model.dtype), taken_device_text(run),
             !run->storage.format                           ? ""
-            : !run->settings.storage                       ? ", decoded from FP8"
+            : !run->settings.storage                       ? (run->settings.backward ? ", decoded from FP8" : "")
             : quant_bits(run->settings.storage->type) == 8 ? " with matrices in FP8"
                                                            : " with matrices in 4 bits");
     if (run->settings.backward) fputs(lora->rank ? "; trained:" : "; trained: all", out);

@@ -169,7 +169,8 @@ static void run_choose_base(Run *run, const char *directory) {
                 die_usage("--base %s: %s is in %s already, and is not quantised again; leave --base out, or give the "
                           "model that it was made from",
                           option_chosen(o, "base"), source->path, quant_type_names[source->quant[i].type]);
-    if (source && wanted && !(source->quant && format.type == QUANT_FP8)) // other matrices of an FP8 folder stay
+    if (source && wanted &&
+        (source->stored != QUANT_FP8 || format.type != QUANT_FP8)) // other matrices of an FP8 folder stay
         source_quantise(source, format, o->quantise_head);
     if (source && source->quant && o->base != BASE_NONE) storage_build(&run->storage, &run->model, source->quant);
     if (source || (!wanted && !directory) || o->base == BASE_NONE) return;

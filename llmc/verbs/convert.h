@@ -60,6 +60,9 @@ static Converted convert_write(const Options *options, WeightSource *source, con
             die_usage("--to mxfp4 is a format of gpt_oss models, and this is %s; give --to nf4, which does not "
                       "quantise experts",
                       source->config.family->name);
+        if (quantised == QUANT_FP8 && (source->stored != QUANT_FP8 || like))
+            die_usage("--to fp8 keeps the bytes of an FP8 folder, and %s; --base fp8 quantises for a run",
+                      like ? "takes no --like" : "this model is not in FP8");
         HfWrite write = hf_write_prepare(source, dtype, like, options->max_shard_size, options->to == CONVERT_TEXT,
                                          quantised, options->quantise_head);
         hf_find_tokenizer(&write, options->tokenizer);

@@ -74,8 +74,11 @@ TEST(dequantise) {
     static const DType roundings[] = {DTYPE_FP32, DTYPE_BF16, DTYPE_FP16};
     for (size_t l = 0; l < COUNT_OF(lengths); l++)
         for (size_t variant = l % CASE_STEP; variant < 15; variant += EMULATED ? CASE_STEP : 1) {
-            QuantFormat f = {variant % 2 ? QUANT_NF4 : QUANT_FP4, variant / 2 % 2 == 0,
-                             blocks[test_random_below(COUNT_OF(blocks))], roundings[variant / 4 % 3], {0}};
+            QuantFormat f = {variant % 2 ? QUANT_NF4 : QUANT_FP4,
+                             variant / 2 % 2 == 0,
+                             blocks[test_random_below(COUNT_OF(blocks))],
+                             roundings[variant / 4 % 3],
+                             {0}};
             if (variant >= 12) f = (QuantFormat){QUANT_MXFP4, 0, MXFP4_BLOCK, roundings[variant % 3], {0}};
             dequantise_case(f, lengths[l]);
         }
@@ -93,8 +96,11 @@ TEST(linear_forward_quantised) {
     for (size_t s = 0; s < COUNT_OF(shapes) + 30; s++) {
         const size_t any[3] = {1 + test_random_below(12), 1 + test_random_below(300), 1 + test_random_below(60)};
         const size_t *shape = s < COUNT_OF(shapes) ? shapes[s] : any;
-        QuantFormat f = {s % 4 ? QUANT_NF4 : QUANT_FP4, s % 3 != 0, blocks[s % 5],
-                         ops->stored == DTYPE_BF16 ? DTYPE_BF16 : roundings[s / 2 % 3], {0}};
+        QuantFormat f = {s % 4 ? QUANT_NF4 : QUANT_FP4,
+                         s % 3 != 0,
+                         blocks[s % 5],
+                         ops->stored == DTYPE_BF16 ? DTYPE_BF16 : roundings[s / 2 % 3],
+                         {0}};
         if (s % 6 == 5) f = (QuantFormat){QUANT_MXFP4, 0, MXFP4_BLOCK, f.rounding, {0}};
         const size_t from = s % 7 < 4 ? 0 : test_random_below(20);
         if (s % 6 == 2) f = random_fp8(from + shape[2] + from % 3, shape[1]);

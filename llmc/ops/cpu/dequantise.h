@@ -105,7 +105,6 @@ static inline void pick(floatX *out, const uint8_t *codes, PickTable table, int 
 enum { FLOATS = VECTOR_BYTES / sizeof(float) };
 typedef float Floats __attribute__((vector_size(VECTOR_BYTES)));
 typedef uint32_t FloatBits __attribute__((vector_size(VECTOR_BYTES)));
-typedef uint8_t FloatBytes __attribute__((vector_size(VECTOR_BYTES / 4)));
 typedef uint16_t FloatHalves __attribute__((vector_size(VECTOR_BYTES / 2)));
 
 VECTOR_INLINE Floats floats_to_bf16(Floats v) { // rounds like float_to_bf16
@@ -125,29 +124,14 @@ VECTOR_INLINE Floats floats_to_fp16(Floats v) {
 #endif
 }
 
-// Rounds to the type of the model before quantisation, and to floatX.
-VECTOR_INLINE Floats floats_round(Floats v, DType rounding) {
-    if (rounding == DTYPE_FP16) v = floats_to_fp16(v);
-    if (rounding == DTYPE_BF16 || FLOATX_DTYPE == DTYPE_BF16) v = floats_to_bf16(v);
-    return v;
-}
-
-// Stores rounded values.
-VECTOR_INLINE void floats_store(floatX *out, Floats v) {
-#if defined(PRECISION_BF16)
-    const FloatHalves halves = __builtin_convertvector((FloatBits)v >> 16, FloatHalves);
-    memcpy(out, &halves, sizeof(halves));
-#else
-    for (size_t j = 0; j < FLOATS; j++) out[j] = (floatX)v[j];
-#endif
-}
-
 // Computes the 16 values of a block's codes as float, also rounded to floatX.
 VECTOR_INLINE void block_floats(float value[16], const float *codes, DType rounding, float scale) {
     for (size_t k = 0; k < 16; k += FLOATS) {
         Floats v;
         memcpy(&v, codes + k, sizeof(v));
-        v = floats_round(v * scale, rounding);
+        v *= scale;
+        if (rounding == DTYPE_FP16) v = floats_to_fp16(v);
+        if (rounding == DTYPE_BF16 || FLOATX_DTYPE == DTYPE_BF16) v = floats_to_bf16(v);
         memcpy(value + k, &v, sizeof(v));
     }
 }
@@ -156,24 +140,15 @@ VECTOR_INLINE void block_values(floatX table[16], const float *codes, DType roun
     float value[16] __attribute__((aligned(64)));
     block_floats(value, codes, rounding, scale);
     for (size_t k = 0; k < 16; k += FLOATS) {
-        Floats v;
-        memcpy(&v, value + k, sizeof(v));
-        floats_store(table + k, v);
+#if defined(PRECISION_BF16)
+        FloatBits bits;
+        memcpy(&bits, value + k, sizeof(bits));
+        const FloatHalves halves = __builtin_convertvector(bits >> 16, FloatHalves);
+        memcpy(table + k, &halves, sizeof(halves));
+#else
+        for (size_t j = k; j < k + FLOATS; j++) table[j] = (floatX)value[j];
+#endif
     }
-}
-
-// Decodes codes of fp8 that share a scale, like quant_fp8_value.
-VECTOR_INLINE void fp8_values(floatX *out, const uint8_t *codes, size_t count, DType rounding, float scale) {
-    size_t i = 0;
-    for (; i + FLOATS <= count; i += FLOATS) {
-        FloatBytes bytes;
-        memcpy(&bytes, codes + i, sizeof(bytes));
-        const FloatBits code = __builtin_convertvector(bytes, FloatBits), tiny = (FloatBits)((code & 0x78) == 0);
-        const Floats normal = (Floats)(((code & 0x7f) << 20) + (120u << 23)), twice = 2 * normal - 0x1p-6f;
-        const FloatBits magnitude = ((FloatBits)normal & ~tiny) | ((FloatBits)twice & tiny);
-        floats_store(out + i, floats_round((Floats)(magnitude | (code & 0x80) << 24) * scale, rounding));
-    }
-    for (; i < count; i++) out[i] = store(quant_round(rounding, quant_fp8_value(codes[i]) * scale));
 }
 
 // Decodes out[count] = elements [begin, begin + count) of a matrix in fp8.
@@ -182,7 +157,8 @@ static void decode_fp8(floatX *out, const uint8_t *record, QuantFormat f, const 
     const float *scales = (const float *)(const void *)(record + p->scales);
     for (size_t i = begin, end, b; i < begin + count; i = end) {
         end = quant_fp8_run(f, i, begin + count, &b);
-        fp8_values(out + (i - begin), record + i, end - i, f.rounding, scales[b]);
+        for (size_t j = i; j < end; j++) // rounded to bf16 by every build
+            out[j - begin] = store((floatS)bf16_to_float(float_to_bf16(quant_fp8_value(record[j]) * scales[b])));
     }
 }
 

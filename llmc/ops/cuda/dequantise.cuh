@@ -85,40 +85,29 @@ __global__ void dequantise_kernel(floatX *out, const uint8_t *record, QuantForma
 }
 
 // ---- fp8 ------------------------------------------------------------------------------------------------------------
-constexpr int FP8_CODES = 8;
+constexpr int FP8_CODES = 4;
 
-// Loads N codes from `from`, decoded with their scale and rounded to bf16, then to floatX.
-template <int N> __device__ inline void fp8_load(floatX values[N], const uint8_t *from, float scale) {
-    uint8_t codes[N];
-    if (N == FP8_CODES) {
-        const uint2 word = *(const uint2 *)from;
-        memcpy(codes, &word, sizeof(word));
-    } else {
-        for (int j = 0; j < N; j++) codes[j] = from[j];
-    }
-    for (int j = 0; j < N; j++) values[j] = decoded<DTYPE_BF16>(quant_fp8_value(codes[j]), scale);
+// Loads N codes, decoded with their scale and rounded to bf16, then to floatX.
+template <int N> __device__ inline Pack<floatX, N> fp8_load(const uint8_t *from, float scale) {
+    Pack<floatX, N> values;
+    const uint32_t codes = N == 1 ? *from : *(const uint32_t *)from;
+    for (int j = 0; j < N; j++)
+        values.x[j] = decoded<DTYPE_BF16>(quant_fp8_value((unsigned)(codes >> 8 * j & 255)), scale);
+    return values;
 }
 
 template <int N>
 __global__ void dequantise_fp8_kernel(floatX *out, const uint8_t *record, QuantFormat format, QuantParts p, size_t n) {
-    constexpr int W = N < full_pack<floatX> ? N : full_pack<floatX>;
     const unsigned lane = threadIdx.x % LANES, cols = (unsigned)format.grid.cols, block = (unsigned)format.block;
     const size_t warps = (size_t)gridDim.x * (LOOP_THREADS / LANES);
-    const float *const scales = (const float *)(record + p.scales);
     for (size_t row = ((size_t)blockIdx.x * LOOP_THREADS + threadIdx.x) / LANES; row * cols < n; row += warps) {
-        const float *const own = scales + quant_row_scale(format, row);
-        const size_t begin = row * cols;
-        for (unsigned c = lane * N; c < cols && begin + c < n; c += LANES * N) {
-            floatX values[N];
-            fp8_load<N>(values, record + begin + c, own[c / block]);
+        const float *const scales = (const float *)(record + p.scales) + quant_row_scale(format, row);
+        for (unsigned c = lane * N; c < cols && row * cols + c < n; c += LANES * N) {
+            const Pack<floatX, N> values = fp8_load<N>(record + row * cols + c, scales[c / block]);
             if constexpr (N == 1)
-                out[begin + c] = values[0];
+                out[row * cols + c] = values.x[0];
             else
-                for (int j = 0; j < N; j += W) {
-                    Pack<floatX, W> pack;
-                    for (int k = 0; k < W; k++) pack.x[k] = values[j + k];
-                    pack_write(out + begin + c + j, pack);
-                }
+                pack_write(out + row * cols + c, values);
         }
     }
 }
@@ -196,18 +185,14 @@ __device__ inline void quantised_row(const QuantisedMatrix &m, const floatX *x, 
         constexpr int N = SCALES == FP8_GROUPS ? FP8_CODES : 1;
         const float *const scales = (const float *)(m.record + m.parts.scales) + quant_row_scale(m.format, m.row / C);
         for (unsigned i = lane * N; i < C; i += LANES * N) {
-            floatX weight[N];
-            fp8_load<N>(weight, m.record + m.row + i, scales[i / (unsigned)m.format.block]);
+            const Pack<floatX, N> weight = fp8_load<N>(m.record + m.row + i, scales[i / (unsigned)m.format.block]);
             for (int r = 0; r < ROWS; r++) {
-                if constexpr (N == 1) {
-                    sum[r] += load(x_row(r)[i]) * load(weight[0]);
-                } else {
-                    for (int j = 0; j < N; j += W) {
-                        float values[W];
-                        read_wide<W>(values, x_row(r) + i + j);
-                        for (int k = 0; k < W; k++) sum[r] += values[k] * load(weight[j + k]);
-                    }
-                }
+                float values[N];
+                if constexpr (N == 1)
+                    values[0] = load(x_row(r)[i]);
+                else
+                    read_wide<N>(values, x_row(r) + i);
+                for (int k = 0; k < N; k++) sum[r] += values[k] * load(weight.x[k]);
             }
         }
     } else if constexpr (SCALES != NO_PARTS) {
