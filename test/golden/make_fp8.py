@@ -26,8 +26,7 @@ def decode(codes, scale, block):
     if scale.dtype == torch.uint8:
         wide = torch.exp2(scale.float() - 127)
     if wide.numel() > 1:
-        for side, of in enumerate(block):
-            wide = wide.repeat_interleave(of, side)[:codes.shape[0]] if side == 0 else wide.repeat_interleave(of, 1)[:, :codes.shape[1]]
+        wide = wide.repeat_interleave(block[0], 0)[:codes.shape[0]].repeat_interleave(block[1], 1)[:, :codes.shape[1]]
     return (codes.float() * wide).bfloat16()
 
 
@@ -55,8 +54,7 @@ def begin(name, config):
     shutil.rmtree(folder, ignore_errors=True)
     torch.manual_seed(7)
     AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
-    for extra in ("generation_config.json",):
-        os.remove(os.path.join(folder, extra))
+    os.remove(os.path.join(folder, "generation_config.json"))
     return folder, load_file(os.path.join(folder, "model.safetensors"))
 
 
@@ -121,6 +119,7 @@ def make_forms():
     os.chmod(os.path.join(folder, "decoded", "model.safetensors"), 0o644)
 
 
-torch.set_num_threads(1)
-make_moe()
-make_forms()
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    make_moe()
+    make_forms()

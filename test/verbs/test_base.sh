@@ -108,6 +108,28 @@ ids=$(ids)
 succeeds sample --model "$WORK/merged.bin" --prompt-ids 1,2,3 --max-new-tokens 8 --temperature 0 --json
 check 'the merged model writes the same' [ "$(ids)" = "$ids" ]
 
+# adapters over FP8: merged, they change blocks of their matrices alone
+train="--model $GOLDEN/qwen3-fp8 --lora-rank 2 --lora-targets q_proj --lora-layers 0 --data $SHARD --any-tokenizer --seq-len 48 --batch 2 --quiet --schedule constant"
+in_two_parts fp8 4 '' $train --lr 1e-1
+succeeds train $train --lr 0 --steps 1 --out "$WORK/fp8-zero"
+merge="convert --model $GOLDEN/qwen3-fp8 --merge --quiet"
+succeeds $merge --adapter "$WORK/fp8-zero" --to fp8 --out "$WORK/fp8-same"
+check 'FP8: adapters of 0 change no byte' cmp -s $GOLDEN/qwen3-fp8/model.safetensors "$WORK/fp8-same/model.safetensors"
+succeeds $merge --adapter "$WORK/fp8" --to fp8 --out "$WORK/fp8-merged"
+bytes=$(cmp -l $GOLDEN/qwen3-fp8/model.safetensors "$WORK/fp8-merged/model.safetensors" | wc -l)
+check 'FP8: adapters of [192, 16] change its codes and two scales' [ "$bytes" -gt 1000 -a "$bytes" -le 3080 ]
+succeeds eval --model $GOLDEN/qwen3-fp8 --adapter "$WORK/fp8" $eval
+loss=$(json loss)
+succeeds eval --model "$WORK/fp8-merged" $eval
+check 'and the merged folder has the loss of the adapters' close "$(json loss)" "$loss" 1e-2
+succeeds $merge --adapter "$WORK/fp8" --dtype fp32 --out "$WORK/fp8.bin"
+succeeds eval --model "$WORK/fp8.bin" $eval
+check 'and so have decoded weights' close "$(json loss)" "$loss" 1e-4
+succeeds train --model $GOLDEN/qwen3-fp8 --data $SHARD --any-tokenizer --seq-len 48 --steps 1 --out "$WORK/fp8-all" --quiet
+succeeds convert --model "$WORK/fp8-all" --out "$WORK/fp8-all-hf" --quiet
+check 'all weights of an FP8 folder become bf16' [ "$(grep -c quantization_config "$WORK/fp8-all-hf/config.json")" = 0 ]
+succeeds eval --model "$WORK/fp8-all-hf" $eval
+
 # ---- texts side by side ---------------------------------------------------------------------------------------------------------
 make_documents "$WORK/prompts.bin" 96 5,9,3,7 3 0 prompts
 printf 'while read -r line; do echo "${#line}"; done\n' >"$WORK/reward.sh"
@@ -125,6 +147,14 @@ says out '^base     nf4, double quantisation, blocks of 64: 4.373 bits an elemen
 refuses 2 'weights in 4 bits are frozen: give --lora-rank to train adapters, or leave --base out' bp --model $GOLDEN/qwen3 --base nf4
 refuses 2 'or --base none to train the decoded weights' bp --model $GOLDEN/qwen3-nf4
 succeeds bp --model $GOLDEN/qwen3-nf4 --base none --seq-len 20
+refuses 2 'weights in 8 bits are frozen' bp --model $GOLDEN/qwen3-fp8 --base fp8
+succeeds bp --model $GOLDEN/qwen3-fp8 --seq-len 20
+says out '^model .*, decoded from FP8; trained: all$'
+says err 'note: 13 matrices are in FP8; .*scales of activations are not used'
+succeeds plan --model $GOLDEN/qwen3_moe-fp8 --lora-rank 2 --seq-len 20 --verbose
+says out '^base     fp8, blocks of 16 x 16: 8\.379 bits an element of 14.85 k; 7.07 k others fp32; frozen$'
+refuses 2 '--base nf4: .* is in fp8 already' bp --model $GOLDEN/qwen3-fp8 --base nf4 --lora-rank 2
+refuses 2 '--to fp8 keeps the bytes of an FP8 folder, and this model is not in FP8' convert --model $GOLDEN/qwen3 --to fp8 --out "$WORK/none"
 refuses 2 '--base fp4: .* is in nf4 already' bp --model $GOLDEN/qwen3-nf4 --base fp4 --lora-rank 2
 refuses 2 '--base mxfp4 is for experts, and this qwen3 model has none; give --base nf4' bp --model $GOLDEN/qwen3 --base mxfp4 --lora-rank 2
 refuses 2 'down_proj has rows of 24 elements, not a multiple of 32' bp --init gpt_oss,$gpt_oss,intermediate_size=24 --base mxfp4 --lora-rank 2
