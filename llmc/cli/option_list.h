@@ -57,9 +57,10 @@ CHOICE(Device, device, "device", "auto", DEVICE_AUTO, DEVICE_CUDA, EVERYWHERE & 
 CHOICE(BaseWeights, base, "base", "auto", BASE_AUTO, BASE_FP8, SHORT(STEPS) | RUNS | ON(CONVERT),
        "auto|none|nf4|fp4|mxfp4|fp8",
        "with LoRA: storage of the frozen weights; nf4, fp4: the layers' matrices in 4 bits, quantised twice as in "
-       "bitsandbytes, including experts, never routers; mxfp4: only experts, as in gpt-oss; fp8: e4m3, a scale for a block of "
-       "128 x 128, as in FP8 folders, whose bytes stay; none: the type of --dtype; auto: as in the model's files")
-FLAG(quantise_head, "quantise-head", RUNS | ON(PLAN) | ON(CONVERT), "with --base nf4, fp4 or fp8: also the head's matrix")
+       "bitsandbytes, including experts, never routers; mxfp4: only experts, as in gpt-oss; fp8: e4m3, a scale for a "
+       "block of 128 x 128; FP8 folders keep their bytes; none: the type of --dtype; auto: as in the model's files")
+FLAG(quantise_head, "quantise-head", RUNS | ON(PLAN) | ON(CONVERT),
+     "with --base nf4, fp4 or fp8: also the head's matrix")
 
 SECTION("Data")
 PATHS(data, "data", SHORT(READS), "PATH...",

@@ -21,8 +21,8 @@ A matrix in FP8 (quantise.h), also of an expert, or a stack of experts, is a ten
 tensor is in FP8 if its dtype is F8_E4M3, whatever config.json lists; the size of blocks is config.json's.
 
     X.weight             F8_E4M3 [out, in]
-    X.weight_scale_inv   F32, BF16, or exponents in U8 or F8_E8M0: [ceil(out/rows), ceil(in/columns)] of blocks, [out, 1]
-                         of rows, one of the matrix. Also X.weight_scale, X.scale, X.qscale_weight
+    X.weight_scale_inv   F32, BF16, or exponents in U8 or F8_E8M0: [ceil(out/rows), ceil(in/columns)] of blocks,
+                         [out, 1] of rows, one of the matrix. Also X.weight_scale, X.scale, X.qscale_weight
 */
 #ifndef LLMC_HF_QUANTISED_H
 #define LLMC_HF_QUANTISED_H
@@ -146,8 +146,8 @@ static QuantFormat hf_state_read(const HfQuantised *h, const Parameter *p, Quant
 }
 
 // ---- a matrix -------------------------------------------------------------------------------------------------------
-// Tells whether a Hugging Face folder holds this matrix in a type. bitsandbytes quantises only modules, so not a stack of
-// experts; FP8 folders have each expert's matrices.
+// Tells whether a Hugging Face folder holds this matrix in a type. bitsandbytes quantises only modules, so not a stack
+// of experts; FP8 folders have each expert's matrices.
 static int hf_quantises(const Model *model, const Parameter *p, QuantType type, int head) {
     return parameter_quantises(model, p, type, head) && (type >= QUANT_MXFP4 || !p->experts);
 }

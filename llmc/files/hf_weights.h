@@ -211,8 +211,8 @@ static const char *hf_piece_name(const Family *family, const char *prefix, const
     return hf_tensor_name(family, prefix, name, out);
 }
 
-// Takes the tensors of a split parameter. All must have one shape and dtype, and none may be in 4 bits. fp8: config.json's
-// format
+// Takes the tensors of a split parameter. All must have one shape and dtype, and none may be in 4 bits. fp8: the format
+// of config.json
 static void hf_take_pieces(WeightSource *source, size_t parameter, const SafeTensors *list, const char *prefix,
                            QuantFormat fp8) {
     const Parameter *p = &source->model.parameters[parameter];

@@ -84,9 +84,9 @@ static void hf_state_text(HfCodes *c, size_t parameter) {
     c->state[parameter][json_text_end(&json) - 1] = 0; // without the newline
 }
 
-// Chooses the quantised matrices: the matrices that the source has quantised, or all linear layers, except experts in nf4
-// and fp4; with `head` also lm_head. chosen: type of all tensors that are not quantised, NULL: unchanged. type QUANT_NONE: quantises
-// no matrix
+// Chooses the quantised matrices: the matrices that the source has quantised, or all linear layers, except experts in
+// nf4 and fp4; with `head` also lm_head. chosen: type of all tensors that are not quantised, NULL: unchanged. type
+// QUANT_NONE: quantises no matrix
 static void hf_codes_choose(HfCodes *c, const WeightSource *source, QuantType type, const DType *chosen, int head) {
     const Model *model = &source->model;
     int modules = 0; // 1: modules of the source are quantised

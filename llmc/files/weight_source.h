@@ -211,7 +211,7 @@ static void source_read_stored(const WeightSource *source, size_t parameter, siz
     }
 }
 
-// ---- matrices in 4 or 8 bits ---------------------------------------------------------------------------------------------
+// ---- matrices in 4 or 8 bits ----------------------------------------------------------------------------------------
 static int source_is_quantised(const WeightSource *source, size_t parameter) {
     return source->quant && source->quant[parameter].type != QUANT_NONE;
 }

@@ -1,8 +1,8 @@
 /*
 Storage of a frozen model's weights: matrices in 4 or 8 bits, other parameters as floats of the model's type.
 Storage.table is a second parameter table, of bytes, with the same groups. A quantised matrix is one record in it
-(quantise.h); any other parameter is its elements. So code that moves or shards weights (residency.h, slabs.h) works on stored groups with bytes
-as elements. A step decodes the groups it uses.
+(quantise.h); any other parameter is its elements. So code that moves or shards weights (residency.h,
+slabs.h) works on stored groups with bytes as elements. A step decodes the groups it uses.
 
 Layers of a kind may differ in which matrices are quantised.
 */

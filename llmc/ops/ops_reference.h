@@ -34,7 +34,7 @@ static void reference_gather_rows(double *out, const double *in, const int32_t *
         if (row[t]) memcpy(out + t * width, in + (size_t)row[t] * width, width * sizeof(double));
 }
 
-// ---- weights in 4 or 8 bits: quantise.h's steps, each in double and rounded to fp32, which equals fp32 -------------------
+// ---- quantised weights: quantise.h's steps, each in double and rounded to fp32, which equals fp32 -------------------
 static void reference_dequantise(double *out, const void *record, const QuantFormat *format, size_t n) {
     const QuantParts p = quant_parts(*format, n);
     const unsigned char *bytes = (const unsigned char *)record;

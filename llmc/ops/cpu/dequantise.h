@@ -1,7 +1,7 @@
 /*
-Decodes matrices in 4 or 8 bits (llmc/base/quantise.h) to floatX. A block's 16 codes times its scale, rounded, are a table of 16
-values of floatX; elements are picked from it by code, in registers on AVX2 and AVX-512. So an element costs little more
-than its bytes, and at most a fourth as many values are rounded.
+Decodes matrices in 4 or 8 bits (llmc/base/quantise.h) to floatX. In 4 bits a block's 16 codes times its scale, rounded,
+are a table of 16 values of floatX; elements are picked from it by code, in registers on AVX2 and AVX-512. So an element
+costs little more than its bytes, and at most a fourth as many values are rounded.
 */
 #ifndef LLMC_CPU_DEQUANTISE_H
 #define LLMC_CPU_DEQUANTISE_H

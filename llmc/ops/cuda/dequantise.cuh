@@ -1,6 +1,6 @@
 /*
-Decodes quantised matrices (llmc/base/quantise.h) to floatX in op set "cuda". A thread takes the 4 bytes of 8 elements, so
-that a warp reads and writes without gaps. The 8 elements share a scale, which is looked up and rounded as
+Decodes quantised matrices (llmc/base/quantise.h) to floatX in op set "cuda". In 4 bits a thread takes the 4 bytes of 8
+elements, so that a warp reads and writes without gaps. The 8 elements share a scale, which is looked up and rounded as
 quant_scales_of does. Bytes moved per element: 1/2, s, and scales: 1/16 (nested 1/64) of blocks of 64, in mxfp4 1/32.
 
 fp8: a warp decodes a row, FP8_CODES codes of a lane at a time if rows and blocks are made of whole groups, else one. A
@@ -170,8 +170,8 @@ struct QuantisedMatrix {
     size_t row;              // index in the record of the row's first element
 };
 
-// Scaling of a part. NO_PARTS: rows are not whole parts; EXACT_SCALES: mxfp4's scales; FP8_ONE, FP8_GROUPS: codes of fp8,
-// one or FP8_CODES at a time
+// Scaling of a part. NO_PARTS: rows are not whole parts; EXACT_SCALES: mxfp4's scales; FP8_ONE, FP8_GROUPS: fp8, one
+// code or FP8_CODES at a time
 enum PartScales { NO_PARTS, ONE_SCALE, EXACT_SCALES, FP8_ONE, FP8_GROUPS };
 
 // Calls f(r, row r of x[n,C] times a row of the matrix) for r < n, in lane 0. One warp computes it. ROWS: at least n
