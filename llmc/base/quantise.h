@@ -1,9 +1,10 @@
 /*
-Matrices in 4 bits: the elements in order, in blocks that share a scale. An element is a code of 4 bits,
+Matrices in 4 or 8 bits: the elements in order, in blocks that share a scale. An element is a code,
 
-    nf4    16 quantiles of the normal distribution
-    fp4    sign, two bits of exponent, one of mantissa
+    nf4    4 bits: 16 quantiles of the normal distribution
+    fp4    4 bits: sign, two bits of exponent, one of mantissa
     mxfp4  the same with other exponents: 0, 1/2, 1, 3/2, 2, 3, 4, 6 and their negatives
+    fp8    8 bits (e4m3): sign, four bits of exponent, three of mantissa; 0x7f and 0xff are NaN and refused
 
 times the scale of its block. mxfp4 is the format of OCP's Microscaling Formats 1.0 that gpt-oss uses: blocks of 32,
 scales 2^(byte - 127), so every finite value is exact in bf16. Values equal those of transformers 5.24, also for byte
@@ -14,6 +15,12 @@ block (absmax). Nested ("double quantisation") scales are themselves codes of 8 
 map[code] * scale of its block + offset, the offset being the mean of all scales. fp4 has a second zero, which decodes
 to 0; bitsandbytes decodes it to 0 or -0, depending on which of its loops runs.
 
+fp8 has blocks of rows and columns, as DeepSeek's and Qwen's FP8 folders: a block has `block` columns of grid.block_rows
+rows, and the last block of a side may be shorter. A block as large as the matrix is a scale for a tensor; a block of
+one row is a scale for a row. A stack of matrices has blocks of its own in each matrix. A value is bf16(fp32(code) *
+scale), as transformers decodes. Encoding takes scale = largest magnitude / 448, and the nearest code to value / scale,
+ties to even.
+
 A matrix of n elements is one run of bytes, a record (QuantParts). Codes, scales and decoded values equal those of
 bitsandbytes on a CPU, to the last bit. That includes two quirks. The code of a nested scale is looked up in a grid of
 2^16 points, which misses 0 and the map's smallest values. The offset is a mean in torch's order of additions on one
@@ -22,22 +29,37 @@ thread; with several threads, above 32768 scales, its last bit may differ.
 #ifndef LLMC_QUANTISE_H
 #define LLMC_QUANTISE_H
 #include "dtype.h"
+#include "random.h"
 #include "utils.h"
 #include <math.h>
 
-typedef enum { QUANT_NONE, QUANT_NF4, QUANT_FP4, QUANT_MXFP4, QUANT_TYPES } QuantType;
+typedef enum { QUANT_NONE, QUANT_NF4, QUANT_FP4, QUANT_MXFP4, QUANT_FP8, QUANT_TYPES } QuantType;
+
+// Blocks of fp8, in matrices [rows, cols] that follow each other
+typedef struct {
+    size_t rows, cols, block_rows;
+    DType scales; // type of the scales in files: fp32, bf16, or int8 for exponents e8m0. In memory they are fp32
+} QuantGrid;
 
 typedef struct {
-    QuantType type; // QUANT_NONE: not in 4 bits
+    QuantType type; // QUANT_NONE: neither in 4 nor in 8 bits
     int nested;
     size_t block;   // elements that share a scale: a power of two from 32 to 4096; the last block may be shorter
     DType rounding; // type of the model before quantisation, to which decoded values are rounded: fp32, bf16 or fp16
+    QuantGrid grid; // fp8: `block` is the number of columns, of any size
 } QuantFormat;
 
-enum { QUANT_BLOCK = 64, QUANT_NESTED_BLOCK = 256, QUANT_BLOCK_LEAST = 32, QUANT_BLOCK_MOST = 4096, MXFP4_BLOCK = 32 };
+enum {
+    QUANT_BLOCK = 64,
+    QUANT_NESTED_BLOCK = 256,
+    QUANT_BLOCK_LEAST = 32,
+    QUANT_BLOCK_MOST = 4096,
+    MXFP4_BLOCK = 32,
+    FP8_BLOCK = 128
+};
 enum { MXFP4_SCALE_MOST = 252 }; // greatest scale byte: 6 * 2^(252 - 127) is finite
 
-static const char *const quant_type_names[QUANT_TYPES] = {"none", "nf4", "fp4", "mxfp4"};
+static const char *const quant_type_names[QUANT_TYPES] = {"none", "nf4", "fp4", "mxfp4", "fp8"};
 
 // Returns the type with this name; QUANT_NONE: there is none
 static QuantType quant_type_find(const char *name) {
@@ -47,7 +69,7 @@ static QuantType quant_type_find(const char *name) {
 }
 
 // mxfp4 has twice the values here, and scales 2^(byte - 128), which float holds for every byte
-static const float quant_codes[QUANT_TYPES][16] = {
+static const float quant_codes[QUANT_FP8][16] = {
     {0},
     {-1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f, -0.28444138169288635f,
      -0.18477343022823334f, -0.09105003625154495f, 0.0f, 0.07958029955625534f, 0.16093020141124725f,
@@ -74,13 +96,27 @@ static const uint8_t quant_order[QUANT_MXFP4][16] = {
 
 // Returns the format in which we quantise matrices. rounding: their type. Values of mxfp4 are exact in bf16.
 static QuantFormat quant_format(QuantType type, DType rounding) {
-    const QuantFormat mxfp4 = {type, 0, MXFP4_BLOCK, DTYPE_BF16};
-    const QuantFormat nested = {type, 1, QUANT_BLOCK, rounding == DTYPE_FP64 ? DTYPE_FP32 : rounding};
-    return type == QUANT_MXFP4 ? mxfp4 : nested;
+    const QuantFormat mxfp4 = {type, 0, MXFP4_BLOCK, DTYPE_BF16, {0}};
+    const QuantFormat fp8 = {type, 0, FP8_BLOCK, DTYPE_BF16, {0, 0, FP8_BLOCK, DTYPE_FP32}};
+    const QuantFormat nested = {type, 1, QUANT_BLOCK, rounding == DTYPE_FP64 ? DTYPE_FP32 : rounding, {0}};
+    return type == QUANT_MXFP4 ? mxfp4 : type == QUANT_FP8 ? fp8 : nested;
 }
 
+// Returns the format for matrices [rows, cols]. A block without a size is as large as the matrix.
+static QuantFormat quant_on(QuantFormat f, size_t rows, size_t cols) {
+    if (f.type != QUANT_FP8) return f;
+    f.grid.rows = rows, f.grid.cols = cols;
+    if (!f.grid.block_rows) f.grid.block_rows = rows;
+    if (!f.block) f.block = cols;
+    return f;
+}
+
+// Returns the number of bits of a code.
+static int quant_bits(QuantType type) { return type == QUANT_FP8 ? 8 : 4; }
+
 // ---- the record of a matrix -----------------------------------------------------------------------------------------
-// Byte offsets of a record's parts. codes: two elements per byte, the first in the high half (mxfp4: in the low half).
+// Byte offsets of a record's parts. codes: two elements per byte, the first in the high half (mxfp4: in the low half);
+// fp8: one element.
 // scale_codes: codes of nested scales, or mxfp4's scale bytes. scales: in fp32, for nested scales one per 256. offset:
 // of nested scales. Each part begins at a multiple of 16.
 typedef struct {
@@ -91,8 +127,29 @@ typedef struct {
 
 static size_t quant_align(size_t bytes, size_t alignment) { return (bytes + alignment - 1) / alignment * alignment; }
 
+static size_t quant_ceil(size_t n, size_t by) { return (n + by - 1) / by; }
+
+// Returns the number of fp8's blocks side by side in a matrix
+DEVICE_TOO static inline size_t quant_columns(QuantFormat f) { return (f.grid.cols + f.block - 1) / f.block; }
+
+// Returns the number of fp8's blocks of a matrix.
+static size_t quant_grid_blocks(QuantFormat f) { return quant_ceil(f.grid.rows, f.grid.block_rows) * quant_columns(f); }
+
+// Returns the index of the scale at the beginning of a row, counted through all matrices of the record.
+DEVICE_TOO static inline size_t quant_row_scale(QuantFormat f, size_t row) {
+    const size_t high = (f.grid.rows + f.grid.block_rows - 1) / f.grid.block_rows;
+    return (row / f.grid.rows * high + row % f.grid.rows / f.grid.block_rows) * quant_columns(f);
+}
+
 static QuantParts quant_parts(QuantFormat f, size_t n) {
     QuantParts p = {0};
+    if (f.type == QUANT_FP8) {
+        p.blocks = p.scale_count = quant_ceil(n, f.grid.rows * f.grid.cols) * quant_grid_blocks(f);
+        p.scale_codes = p.scales = quant_align(n, 16);
+        p.offset = p.scales + quant_align(p.scale_count * sizeof(float), 16);
+        p.bytes = quant_align(p.offset, 64);
+        return p;
+    }
     p.blocks = (n + f.block - 1) / f.block;
     p.scale_count = f.nested ? (p.blocks + QUANT_NESTED_BLOCK - 1) / QUANT_NESTED_BLOCK : p.blocks;
     if (f.type == QUANT_MXFP4) p.scale_count = 0;
@@ -245,25 +302,120 @@ static void quant_encode_scales(uint8_t *record, const QuantParts *p, float *sca
     }
 }
 
-// A record in the making: call begin, then encode all its blocks in any order, then call end
+// Rounds to fp16, ties to even. Values beyond the range of fp16 become infinity.
+static float quant_round_fp16(float value) {
+    const float magnitude = fabsf(value);
+    uint32_t bits;
+    if (magnitude < 1.0f / 16384) { // subnormal: multiples of 2^-24
+        volatile float lifted = magnitude + 0.5f;
+        return copysignf(lifted - 0.5f, value);
+    }
+    memcpy(&bits, &value, sizeof(bits));
+    bits = (bits + 0xfffu + ((bits >> 13) & 1u)) & ~0x1fffu;
+    memcpy(&value, &bits, sizeof(value));
+    return magnitude < 65520 || magnitude != magnitude ? value : copysignf(INFINITY, value);
+}
+
+static float quant_round(DType type, float value) {
+    if (type == DTYPE_BF16) return bf16_to_float(float_to_bf16(value));
+    return type == DTYPE_FP16 ? quant_round_fp16(value) : value;
+}
+
+// ---- fp8 ------------------------------------------------------------------------------------------------------------
+// Returns the value of a code of fp8. Subnormal codes are computed from normal numbers.
+DEVICE_TOO static inline float quant_fp8_value(unsigned code) {
+    const uint32_t bits = ((code & 0x7fu) << 20) + (120u << 23);
+    float value;
+    memcpy(&value, &bits, sizeof(value));
+    if (!(code & 0x78u)) value = 2 * value - 0x1p-6f;
+    return code & 0x80u ? -value : value;
+}
+
+// Returns the nearest code, the even code if two are equally near. Values beyond 448 become 448.
+static uint8_t quant_fp8_code(float value) {
+    const float most = fminf(fabsf(value), 448);
+    const unsigned sign = signbit(value) ? 0x80 : 0;
+    uint32_t bits;
+    if (most < 0x1p-6f) { // subnormal: multiples of 2^-9
+        volatile float lifted = most + 0x1p14f;
+        return (uint8_t)(sign | (unsigned)((lifted - 0x1p14f) * 512));
+    }
+    memcpy(&bits, &most, sizeof(bits));
+    return (uint8_t)(sign | (((bits + 0x7ffffu + ((bits >> 20) & 1u)) >> 20) - (120u << 3)));
+}
+
+// Returns the scale of a block with this largest magnitude, in the type of the files' scales. A block of zeros has 1.
+static float quant_fp8_scale(float most, DType type) {
+    float scale = most / 448;
+    int exponent;
+    if (type == DTYPE_BF16) scale = bf16_to_float(float_to_bf16(scale));
+    if (type == DTYPE_INT8) scale = ldexpf(1, frexpf(scale, &exponent) == 0.5f ? exponent - 1 : exponent);
+    return scale > 0x1p-126f ? scale : most > 0 ? 0x1p-126f : 1;
+}
+
+// A record in the making: call begin, then encode all its blocks in any order, then call end. fp8 takes two passes over
+// the matrix: the first finds scales.
 typedef struct {
     uint8_t *record;
     QuantFormat format;
     QuantParts parts;
     float *scale; // [blocks]
     size_t n;
+    int pass;
+    const uint8_t *was; // fp8: a record whose blocks are copied if no value of theirs changes; or NULL
+    uint8_t *changed;   // [blocks] with `was`: 1 if a value of the block changes
 } QuantEncoder;
 
+static int quant_passes(QuantType type) { return type == QUANT_FP8 ? 2 : 1; }
+
 static QuantEncoder quant_encode_begin(uint8_t *record, QuantFormat f, size_t n) {
-    QuantEncoder e = {record, f, quant_parts(f, n), NULL, n};
+    QuantEncoder e = {record, f, quant_parts(f, n), NULL, n, 0, NULL, NULL};
     e.scale = f.nested ? (float *)checked_calloc(e.parts.blocks, sizeof(float), "scales of a matrix")
                        : (float *)(void *)(record + e.parts.scales);
     memset(record + e.parts.scale_codes - 16, 0, e.parts.bytes - e.parts.scale_codes + 16);
     return e;
 }
 
-// Encodes in[count], all finite: elements from `begin`, where a block starts, to the end of a block or of the matrix.
+// Finds the elements of fp8 from element i on that share a scale, up to `end`. Returns the end; *scale: the scale's
+// index
+static inline size_t quant_fp8_run(QuantFormat f, size_t i, size_t end, size_t *scale) {
+    const size_t row = i / f.grid.cols, column = (i - row * f.grid.cols) / f.block;
+    *scale = quant_row_scale(f, row) + column;
+    return min_size(end, row * f.grid.cols + min_size(f.grid.cols, (column + 1) * f.block));
+}
+
+// Takes x[n] = elements of block b of fp8, from element `at` on.
+static void quant_fp8_part(const QuantEncoder *e, const float *x, size_t at, size_t n, size_t b) {
+    const float *scales = (const float *)(const void *)(e->was + e->parts.scales);
+    if (!e->pass) {
+        e->scale[b] = fmaxf(e->scale[b], quant_absmax(x, n));
+        for (size_t i = 0; e->was && i < n && !e->changed[b]; i++)
+            e->changed[b] = quant_round(e->format.rounding, quant_fp8_value(e->was[at + i]) * scales[b]) != x[i];
+    } else if (e->was && !e->changed[b]) {
+        memcpy(e->record + at, e->was + at, n);
+    } else {
+        for (size_t i = 0; i < n; i++) e->record[at + i] = quant_fp8_code(x[i] / e->scale[b]);
+    }
+}
+
+// Ends the pass of fp8 that finds the largest magnitudes.
+static void quant_fp8_turn(QuantEncoder *e) {
+    for (size_t b = 0; b < e->parts.blocks; b++)
+        if (e->was && !e->changed[b])
+            memcpy(&e->scale[b], e->was + e->parts.scales + b * sizeof(float), sizeof(float));
+        else
+            e->scale[b] = quant_fp8_scale(e->scale[b], e->format.grid.scales);
+    e->pass = 1;
+}
+
+// Encodes in[count], all finite: elements from `begin`, where a block starts, to the end of a block or of the matrix;
+// fp8: any elements.
 static void quant_encode_part(const QuantEncoder *e, const float *in, size_t begin, size_t count) {
+    for (size_t i = begin, end, b; e->format.type == QUANT_FP8 && i < begin + count; i = end) {
+        end = quant_fp8_run(e->format, i, begin + count, &b);
+        quant_fp8_part(e, in + (i - begin), i, end - i, b);
+    }
+    if (e->format.type == QUANT_FP8) return;
     const int mxfp4 = e->format.type == QUANT_MXFP4;
     const uint8_t *order = quant_order[mxfp4 ? QUANT_NONE : e->format.type];
     const float *codes = quant_codes[e->format.type];
@@ -293,29 +445,11 @@ static void quant_encode_end(QuantEncoder *e) {
 static void quant_encode(uint8_t *record, QuantFormat f, const float *in, size_t n) {
     QuantEncoder e = quant_encode_begin(record, f, n);
     quant_encode_part(&e, in, 0, n);
+    if (f.type == QUANT_FP8) quant_fp8_turn(&e), quant_encode_part(&e, in, 0, n);
     quant_encode_end(&e);
 }
 
 // ---- decoding -------------------------------------------------------------------------------------------------------
-// Rounds to fp16, ties to even. Values beyond the range of fp16 become infinity.
-static float quant_round_fp16(float value) {
-    const float magnitude = fabsf(value);
-    uint32_t bits;
-    if (magnitude < 1.0f / 16384) { // subnormal: multiples of 2^-24
-        volatile float lifted = magnitude + 0.5f;
-        return copysignf(lifted - 0.5f, value);
-    }
-    memcpy(&bits, &value, sizeof(bits));
-    bits = (bits + 0xfffu + ((bits >> 13) & 1u)) & ~0x1fffu;
-    memcpy(&value, &bits, sizeof(value));
-    return magnitude < 65520 || magnitude != magnitude ? value : copysignf(INFINITY, value);
-}
-
-static float quant_round(DType type, float value) {
-    if (type == DTYPE_BF16) return bf16_to_float(float_to_bf16(value));
-    return type == DTYPE_FP16 ? quant_round_fp16(value) : value;
-}
-
 // Returns half of 2^(byte - 127). Bytes 0 and 1 give subnormal numbers.
 static float quant_mxfp4_scale(uint8_t byte) {
     return bf16_to_float((uint16_t)(byte < 2 ? 0x20u << byte : (byte - 1u) << 7));
@@ -340,8 +474,15 @@ static void quant_scales_of(float *scale, QuantFormat f, const uint8_t *record, 
 
 // Decodes elements [begin, begin + count) of a matrix of n elements into out[count].
 static void quant_decode_range(float *out, QuantFormat f, const uint8_t *record, size_t n, size_t begin, size_t count) {
-    const float *codes = quant_codes[f.type];
     const QuantParts p = quant_parts(f, n);
+    const float *codes = quant_codes[f.type == QUANT_FP8 ? QUANT_NONE : f.type], *scales;
+    scales = (const float *)(const void *)(record + p.scales);
+    for (size_t i = begin, end, b; f.type == QUANT_FP8 && i < begin + count; i = end) {
+        end = quant_fp8_run(f, i, begin + count, &b);
+        for (size_t j = i; j < end; j++)
+            out[j - begin] = quant_round(f.rounding, quant_fp8_value(record[j]) * scales[b]);
+    }
+    if (f.type == QUANT_FP8) return;
     for (size_t i = begin, end; i < begin + count; i = end) {
         float scale;
         end = min_size((i / f.block + 1) * f.block, begin + count);

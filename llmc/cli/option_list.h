@@ -21,16 +21,16 @@ rows 32000. A choice is stored as an enum value: the row gives the values of its
 follow the enum's order. A choice of off, on and more may be typed without a word, which means on. CHOICE_OF_LAYERS
 is a choice whose word a number of layers may follow: products=24. An interval counts steps (100) or time (30min).
 */
-#define FLAG(field, name, verbs, help)   OPTION(int, field, name, FLAG, NULL, 0, 0, verbs, NULL, help)
-#define TEXT(field, name, text, ...)     OPTION(const char *, field, name, TEXT, text, 0, 0, __VA_ARGS__)
-#define PATHS(field, name, ...)          OPTION(PathList, field, name, PATHS, NULL, 0, 0, __VA_ARGS__)
-#define IDS(field, name, ...)            OPTION(IdList, field, name, IDS, NULL, 0, 2147483647, __VA_ARGS__)
-#define SIZE(field, name, ...)           OPTION(size_t, field, name, SIZE, __VA_ARGS__)
-#define BYTES(field, name, ...)          OPTION(size_t, field, name, BYTES, __VA_ARGS__)
-#define REAL(field, name, ...)           OPTION(double, field, name, REAL, __VA_ARGS__)
-#define CHOICE(type, field, name, ...)   OPTION(type, field, name, CHOICE, __VA_ARGS__)
+#define FLAG(field, name, verbs, help)     OPTION(int, field, name, FLAG, NULL, 0, 0, verbs, NULL, help)
+#define TEXT(field, name, text, ...)       OPTION(const char *, field, name, TEXT, text, 0, 0, __VA_ARGS__)
+#define PATHS(field, name, ...)            OPTION(PathList, field, name, PATHS, NULL, 0, 0, __VA_ARGS__)
+#define IDS(field, name, ...)              OPTION(IdList, field, name, IDS, NULL, 0, 2147483647, __VA_ARGS__)
+#define SIZE(field, name, ...)             OPTION(size_t, field, name, SIZE, __VA_ARGS__)
+#define BYTES(field, name, ...)            OPTION(size_t, field, name, BYTES, __VA_ARGS__)
+#define REAL(field, name, ...)             OPTION(double, field, name, REAL, __VA_ARGS__)
+#define CHOICE(type, field, name, ...)     OPTION(type, field, name, CHOICE, __VA_ARGS__)
 #define CHOICE_OF_LAYERS(field, name, ...) OPTION(LayersChoice, field, name, LAYERS, __VA_ARGS__)
-#define INTERVAL(field, name, text, ...) OPTION(Interval, field, name, INTERVAL, text, 0, 0, __VA_ARGS__)
+#define INTERVAL(field, name, text, ...)   OPTION(Interval, field, name, INTERVAL, text, 0, 0, __VA_ARGS__)
 // clang-format off
 
 SECTION("Model")
@@ -54,12 +54,13 @@ CHOICE(int, dtype, "dtype", "auto", DTYPE_AUTO, DTYPE_FP64, SHORT(ON(PLAN) | ON(
        "source's; double needs a build of its own")
 CHOICE(Device, device, "device", "auto", DEVICE_AUTO, DEVICE_CUDA, EVERYWHERE & ~(ON(CONVERT) | ON(INFO)),
        "auto|cpu|cuda", "what computes; auto: a GPU if one answers, else the CPU; --resume keeps it")
-CHOICE(BaseWeights, base, "base", "auto", BASE_AUTO, BASE_MXFP4, SHORT(STEPS) | RUNS | ON(CONVERT),
-       "auto|none|nf4|fp4|mxfp4",
+CHOICE(BaseWeights, base, "base", "auto", BASE_AUTO, BASE_FP8, SHORT(STEPS) | RUNS | ON(CONVERT),
+       "auto|none|nf4|fp4|mxfp4|fp8",
        "with LoRA: storage of the frozen weights; nf4, fp4: the layers' matrices in 4 bits, quantised twice as in "
-       "bitsandbytes, including experts, never routers; mxfp4: only experts, as in gpt-oss; none: the type of --dtype; "
-       "auto: as in the model's files")
-FLAG(quantise_head, "quantise-head", RUNS | ON(PLAN) | ON(CONVERT), "with --base nf4 or fp4: also the head's matrix")
+       "bitsandbytes, including experts, never routers; mxfp4: only experts, as in gpt-oss; fp8: e4m3, a scale for a "
+       "block of 128 x 128; FP8 folders keep their bytes; none: the type of --dtype; auto: as in the model's files")
+FLAG(quantise_head, "quantise-head", RUNS | ON(PLAN) | ON(CONVERT),
+     "with --base nf4, fp4 or fp8: also the head's matrix")
 
 SECTION("Data")
 PATHS(data, "data", SHORT(READS), "PATH...",
@@ -299,11 +300,11 @@ TEXT(config, "config", NULL, SHORT(ON(TRAIN)) | EVERYWHERE, "FILE",
 TEXT(out, "out", NULL, SHORT(ON(TRAIN) | ON(LOGPROBS) | ON(CONVERT)), "PATH",
      "folder or file to write; train: folder for checkpoints and log.jsonl, or none; logprobs: file; convert: .bin or "
      "new Hugging Face folder")
-CHOICE(ConvertTo, to, "to", "auto", CONVERT_AUTO, CONVERT_MXFP4, SHORT(ON(CONVERT)),
-       "auto|flat|hf|text|llmc|nf4|fp4|mxfp4",
+CHOICE(ConvertTo, to, "to", "auto", CONVERT_AUTO, CONVERT_FP8, SHORT(ON(CONVERT)),
+       "auto|flat|hf|text|llmc|nf4|fp4|mxfp4|fp8",
        "format to write; flat: a flat .bin; hf: a Hugging Face folder; text: a Hugging Face folder without the "
        "parts for images; llmc: llm.c's GPT-2 .bin; nf4, fp4: a Hugging Face folder in 4 bits, experts unchanged; "
-       "mxfp4: gpt-oss's format, only experts; auto: flat if --out ends in .bin, else hf")
+       "mxfp4: gpt-oss's format, only experts; fp8: an FP8 folder as it is; auto: flat if --out ends in .bin, else hf")
 FLAG(overwrite, "overwrite", SHORT(ON(LOGPROBS) | ON(CONVERT)) | ON(TRAIN) | ON(BP),
      "replace an existing --out or --grads-out, never an input; train: the old run stays until the first checkpoint")
 TEXT(like, "like", NULL, SHORT(ON(CONVERT)), "DIR",

@@ -76,7 +76,7 @@ typedef struct {
 typedef enum { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA } Device;
 typedef enum { MOMENTS_FP32, MOMENTS_BF16, MOMENTS_INT8 } Moments;
 typedef enum { MASTER_AUTO, MASTER_FP32, MASTER_NONE } MasterWeights;
-typedef enum { BASE_AUTO, BASE_NONE, BASE_NF4, BASE_FP4, BASE_MXFP4 } BaseWeights;
+typedef enum { BASE_AUTO, BASE_NONE, BASE_NF4, BASE_FP4, BASE_MXFP4, BASE_FP8 } BaseWeights;
 typedef enum { KEEP_NONE, KEEP_ATTENTION, KEEP_PRODUCTS, KEEP_ALL, KEEP_AUTO } KeepActivations; // KeepLevel, or auto
 typedef enum { UPDATE_NOW, UPDATE_FORWARD, UPDATE_AUTO } WhenUpdated;
 typedef enum { KEYS_AUTO, KEYS_GATHER, KEYS_RING } KeysOfRanks;
@@ -96,7 +96,8 @@ typedef enum {
     CONVERT_LLMC,
     CONVERT_NF4,
     CONVERT_FP4,
-    CONVERT_MXFP4
+    CONVERT_MXFP4,
+    CONVERT_FP8
 } ConvertTo;
 typedef enum { ADAPTER_AS_PEFT, ADAPTER_PER_EXPERT } AdapterLayout;
 

@@ -121,8 +121,8 @@ static void options_check_files(const Options *o) {
          "--adapter-layout per-expert: give --model with the base, whose shapes it needs"},
         {o->quantise_head && (o->base < BASE_NF4 || o->base == BASE_MXFP4) &&
              (o->to < CONVERT_NF4 || o->to == CONVERT_MXFP4),
-         "--quantise-head has no meaning without --base (or convert's --to) nf4 or fp4: the other weights are not in 4 "
-         "bits"},
+         "--quantise-head has no meaning without --base (or convert's --to) nf4, fp4 or fp8: the head is not "
+         "quantised then"},
         {o->lora_rank && o->adapter,
          "--lora-rank and --adapter exclude each other: give --lora-rank to make adapters, or --adapter to read them"},
     };

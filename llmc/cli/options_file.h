@@ -223,7 +223,7 @@ static void options_find_base(Options *o, const char *run, const RunSource *sour
 
 // Sets --model or --init to the base model of a run of adapters.
 static void options_take_base(Options *o, const char *run, const RunSource *source) {
-    static const char *const words[] = {"auto", "none", "nf4", "fp4", "mxfp4"};
+    static const char *const words[] = {"auto", "none", "nf4", "fp4", "mxfp4", "fp8"};
     const char *typed = source->text[SOURCE_MODEL], *seed = source->text[SOURCE_SEED];
     o->model = NULL;
     if (*typed) options_find_base(o, run, source);
@@ -241,7 +241,7 @@ static void options_take_base(Options *o, const char *run, const RunSource *sour
     if (!o->rope_scaling && *source->text[SOURCE_SCALING]) o->rope_scaling = source->text[SOURCE_SCALING];
     if (!o->grow_vocabulary && *source->text[SOURCE_GROWN]) parse_size(source->text[SOURCE_GROWN], &o->grow_vocabulary);
     if (o->verb != VERB_CONVERT && o->base == BASE_AUTO)
-        for (int i = BASE_AUTO; i <= BASE_MXFP4; i++)
+        for (int i = BASE_AUTO; i <= BASE_FP8; i++)
             if (!strcmp(source->text[SOURCE_BASE], words[i]))
                 o->base = (BaseWeights)i, o->quantise_head = *source->text[SOURCE_HEAD] != 0;
     if (!o->quiet) note("--model %s: holds adapters; their base %s is taken", run, *typed ? o->model : "of --init");

@@ -29,19 +29,65 @@ static DType hf_dtype_find(const cJSON *name) {
     return DTYPE_COUNT;
 }
 
-// Reads the 4-bit format of quantization_config; QUANT_NONE: absent. Refuses every other quantisation method, and mxfp4
-// of any model but gpt-oss.
+// Reads the rows and columns of blocks. Leaves them unchanged if the list is absent; null: one block.
+static void hf_read_block(QuantFormat *format, const cJSON *list, const char *path) {
+    size_t *const to[] = {&format->grid.block_rows, &format->block};
+    if (!list) return;
+    if (!cJSON_IsNull(list) && cJSON_GetArraySize(list) != 2)
+        die("%s: quantization_config: a size of blocks is not a list such as [128, 128]; download it again", path);
+    for (size_t i = 0; i < 2; i++) {
+        const cJSON *item = cJSON_GetArrayItem(list, (int)i);
+        if (item && !(cJSON_IsNumber(item) && item->valuedouble >= 1 && item->valuedouble <= 1e9))
+            die("%s: quantization_config: a size of blocks is not a whole number above 0; download it again", path);
+        *to[i] = item ? (size_t)item->valuedouble : 0;
+    }
+}
+
+// Reads FP8 of quant_method fp8, compressed-tensors and modelopt. A format without block_rows and block has a scale for
+// a tensor, a format with block_rows 1 and no block a scale for a row. Returns type QUANT_NONE for other methods.
+static QuantFormat hf_config_fp8(const cJSON *quantised, const char *path) {
+    const cJSON *method = json_get(quantised, "quant_method"), *groups = json_get(quantised, "config_groups"), *group;
+    const cJSON *fmt = json_get(quantised, "fmt"), *experts = json_get(quantised, "expert_dtype");
+    const cJSON *kind = json_get(quantised, json_is(method, "modelopt") ? "quant_algo" : "format");
+    const int own = json_is(method, "fp8");
+    QuantFormat format = {QUANT_NONE, 0, 0, DTYPE_BF16, {0}};
+    char value[64];
+    if (!own && !json_is(method, "modelopt") && !json_is(method, "compressed-tensors")) return format;
+    if (own) kind = fmt && !json_is(fmt, "e4m3") ? fmt : experts && !json_is(experts, "fp8") ? experts : method;
+    int fits = json_is(kind, "fp8") || json_is(kind, "FP8") || json_is(kind, "float-quantized") ||
+               json_is(kind, "naive-quantized");
+    if (own) format = quant_format(QUANT_FP8, DTYPE_BF16);
+    format.type = QUANT_FP8;
+    hf_read_block(&format, json_get(quantised, "weight_block_size"), path);
+    cJSON_ArrayForEach(group, groups) {
+        const cJSON *weights = json_get(group, "weights"), *bits = json_get(weights, "num_bits");
+        fits &= !weights || (json_is(json_get(weights, "type"), "float") && bits && bits->valuedouble == 8);
+        if (json_is(json_get(weights, "strategy"), "channel")) format.grid.block_rows = 1;
+        if (json_is(json_get(weights, "strategy"), "block"))
+            hf_read_block(&format, json_get(weights, "block_structure"), path);
+    }
+    if (!fits)
+        die("%s: quantization_config (%s, %s): only FP8 in e4m3 is supported of it; take the bf16 model", path,
+            method->valuestring, kind ? json_scalar_text(kind, value, sizeof(value)) : "no format");
+    return format;
+}
+
+// Reads the format of quantization_config; QUANT_NONE: absent. Refuses every other quantisation method, and mxfp4 of
+// any model but gpt-oss.
 static QuantFormat hf_config_quantised(const cJSON *root, const char *path) {
     const cJSON *quantised = json_get(root, "quantization_config"), *method = json_get(quantised, "quant_method");
     const cJSON *type = json_get(quantised, "bnb_4bit_quant_type");
     const DType dtype = hf_dtype_find(json_get(root, json_get(root, "dtype") ? "dtype" : "torch_dtype"));
     char value[64];
-    QuantFormat format = {QUANT_NONE, 0, QUANT_BLOCK, dtype == DTYPE_COUNT ? DTYPE_BF16 : dtype};
+    QuantFormat format = {QUANT_NONE, 0, QUANT_BLOCK, dtype == DTYPE_COUNT ? DTYPE_BF16 : dtype, {0}};
     if (!quantised || cJSON_IsNull(quantised)) return format;
     if (json_is(method, "mxfp4") && json_is(json_get(root, "model_type"), "gpt_oss"))
         return quant_format(QUANT_MXFP4, DTYPE_BF16);
+    const QuantFormat fp8 = hf_config_fp8(quantised, path);
+    if (fp8.type != QUANT_NONE) return fp8;
     if (!json_is(method, "bitsandbytes") || !cJSON_IsTrue(json_get(quantised, "load_in_4bit")))
-        die("%s: quantization_config (%s%s): only 4 bits of bitsandbytes, and mxfp4 of gpt_oss, are supported; take "
+        die("%s: quantization_config (%s%s): only FP8, 4 bits of bitsandbytes, and mxfp4 of gpt_oss are supported; "
+            "take "
             "the original model and --base nf4",
             path, method ? json_scalar_text(method, value, sizeof(value)) : "no method named",
             cJSON_IsTrue(json_get(quantised, "load_in_8bit")) ? " in 8 bits" : "");

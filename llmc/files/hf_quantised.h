@@ -1,5 +1,6 @@
 /*
-4-bit matrices in Hugging Face folders, as transformers saves them with bitsandbytes. Each matrix is several tensors:
+Quantised matrices in Hugging Face folders. In 4 bits as transformers saves them with bitsandbytes, each matrix is
+several tensors:
 
     NAME                    U8 [ceil(n/2), 1]   codes of [rows, cols] in order, the first of two in the high half
     NAME.absmax             U8 [blocks] codes of nested scales, or F32 [blocks] scales
@@ -15,6 +16,13 @@ A stack of experts [E, out, in] of gpt-oss in mxfp4 is two tensors. Their bytes 
 
     NAME_blocks   U8 [E, out, in/32, 16]   codes, the first of two in the low half
     NAME_scales   U8 [E, out, in/32]
+
+A matrix in FP8 (quantise.h), also of an expert, or a stack of experts, is a tensor of codes and a tensor of scales. A
+tensor is in FP8 if its dtype is F8_E4M3, whatever config.json lists; the size of blocks is config.json's.
+
+    X.weight             F8_E4M3 [out, in]
+    X.weight_scale_inv   F32, BF16, or exponents in U8 or F8_E8M0: [ceil(out/rows), ceil(in/columns)] of blocks,
+                         [out, 1] of rows, one of the matrix. Also X.weight_scale, X.scale, X.qscale_weight
 */
 #ifndef LLMC_HF_QUANTISED_H
 #define LLMC_HF_QUANTISED_H
@@ -111,8 +119,11 @@ static QuantFormat hf_state_read(const HfQuantised *h, const Parameter *p, Quant
     if (!cJSON_IsObject(state)) hf_quantised_die(h, part, "is not a JSON object");
     const cJSON *of = json_get(state, "quant_type");
     const double block = hf_state_number(h, part, state, "blocksize");
-    QuantFormat format = {type, json_get(state, "nested_blocksize") != NULL, (size_t)fmax(block, 0),
-                          hf_dtype_find(json_get(state, "dtype"))};
+    QuantFormat format = {type,
+                          json_get(state, "nested_blocksize") != NULL,
+                          (size_t)fmax(block, 0),
+                          hf_dtype_find(json_get(state, "dtype")),
+                          {0}};
     if (format.rounding == DTYPE_COUNT)
         hf_quantised_die(h, part, "has a dtype other than float32, bfloat16 and float16");
     if (!json_is(of, quant_type_names[type])) hf_quantised_die(h, part, "has another quant_type than its name");
@@ -135,10 +146,10 @@ static QuantFormat hf_state_read(const HfQuantised *h, const Parameter *p, Quant
 }
 
 // ---- a matrix -------------------------------------------------------------------------------------------------------
-// Tells whether a Hugging Face folder holds this matrix in 4 bits. bitsandbytes quantises only modules, so not a stack
-// of experts. Tensors that join layers are not quantised.
+// Tells whether a Hugging Face folder holds this matrix in a type. bitsandbytes quantises only modules, so not a stack
+// of experts; FP8 folders have each expert's matrices.
 static int hf_quantises(const Model *model, const Parameter *p, QuantType type, int head) {
-    return parameter_quantises(model, p, type, head) && (type == QUANT_MXFP4 || (!p->experts && !p->joined));
+    return parameter_quantises(model, p, type, head) && (type >= QUANT_MXFP4 || !p->experts);
 }
 
 // Returns the 4-bit type of a matrix in the files; QUANT_NONE: an ordinary tensor.
@@ -158,6 +169,7 @@ static void hf_set_record(WeightSource *source, size_t parameter, QuantFormat fo
     if (!source->records)
         source->records = (RecordLocation *)checked_calloc(count, sizeof(RecordLocation), "places of 4-bit matrices");
     const TensorLocation place = {record.file[0], record.at[0], format.rounding, 1};
+    source->stored = format.type;
     source->quant[parameter] = format, source->records[parameter] = record, source->places[parameter] = place;
 }
 
@@ -191,7 +203,7 @@ static int hf_take_mxfp4(WeightSource *source, size_t parameter, const SafeTenso
         die("%s: tensor %s_blocks: mxfp4 needs rows of a multiple of %d elements, not %zu; download the folder again",
             source->path, name, MXFP4_BLOCK, p->cols);
     const RecordLocation record = {
-        {codes->file, scales->file, scales->file}, {codes->begin, scales->begin, scales->begin}, 0};
+        {codes->file, scales->file, scales->file}, {codes->begin, scales->begin, scales->begin}, 0, NULL, 0};
     hf_set_record(source, parameter, quant_format(QUANT_MXFP4, DTYPE_BF16), record);
     return 1;
 }
@@ -220,9 +232,86 @@ static void hf_take_quantised(WeightSource *source, size_t parameter, const Safe
     }
     hf_quantised_check_finite(&h, format.nested ? "nested_absmax" : "absmax", scales);
     const RecordLocation record = {
-        {codes->file, absmax->file, scales->file}, {codes->begin, absmax->begin, scales->begin}, offset};
+        {codes->file, absmax->file, scales->file}, {codes->begin, absmax->begin, scales->begin}, offset, NULL, 0};
     hf_set_record(source, parameter, format, record);
     codes->used = 1;
+}
+
+// ---- FP8 ------------------------------------------------------------------------------------------------------------
+static int hf_is_fp8(const SafeTensor *tensor) { return tensor && !strcmp(tensor->dtype, "F8_E4M3"); }
+
+// Finds the scales of a tensor of codes.
+static SafeTensor *hf_fp8_scales(const WeightSource *source, const SafeTensors *list, const SafeTensor *codes) {
+    static const char *const ends[] = {"_scale_inv", "_scale", ".scale", ".qscale_weight"}; // the last two of "X"
+    const size_t length = strlen(codes->name), whole = length - strlen(".weight");
+    const int is_weight = text_ends_with(codes->name, ".weight");
+    char name[HF_PART_NAME];
+    for (size_t i = 0; i < (is_weight ? 4 : 2); i++) {
+        snprintf(name, sizeof(name), "%.*s%s", (int)(i < 2 ? length : whole), codes->name, ends[i]);
+        SafeTensor *scales = safetensors_find(list, name);
+        if (scales) return scales;
+    }
+    die("%s: tensor %s is in F8_E4M3, but %s_scale_inv, its scales, is missing; download the folder again",
+        source->files[codes->file].path, codes->name, codes->name);
+}
+
+// Tells whether a tensor has the last dimensions of shape[3], or all three.
+static int hf_has_shape(const SafeTensor *t, const uint64_t shape[3], size_t rank) {
+    return t->rank == rank && !memcmp(t->shape, shape + 3 - rank, rank * sizeof(shape[0]));
+}
+
+// Returns the format of matrices [rows, cols] of a tensor, `count` of them in a stack, by the shape of their scales. f:
+// config.json's
+static QuantFormat hf_fp8_format(const WeightSource *source, QuantFormat f, const SafeTensor *scales, size_t count,
+                                 size_t rows, size_t cols) {
+    const QuantFormat blocks = quant_on(f, rows, cols);
+    const size_t across = quant_columns(blocks), rank = count > 1 ? 3 : 2;
+    const uint64_t of_blocks[3] = {count, quant_grid_blocks(blocks) / across, across}, of_rows[3] = {count, rows, 1};
+    const int has_rows =
+        hf_has_shape(scales, of_rows, rank) || (rank == 2 && scales->rank == 1 && scales->shape[0] == rows);
+    const char *path = source->files[scales->file].path;
+    uint64_t elements = 1;
+    for (size_t i = 0; i < scales->rank; i++) elements *= scales->shape[i];
+    if (!hf_has_shape(scales, of_blocks, rank)) {
+        if (elements != count && !has_rows)
+            die("%s: tensor %s has shape %s, but blocks of %zu x %zu have %s; take config.json of the same folder",
+                path, scales->name, shape_text(scales->shape, scales->rank), blocks.grid.block_rows, blocks.block,
+                shape_text(of_blocks + 3 - rank, rank));
+        f.block = 0, f.grid.block_rows = elements != count;
+    }
+    f.grid.scales = scales->type == DTYPE_COUNT ? DTYPE_INT8 : scales->type;
+    if (scales->type != DTYPE_FP32 && scales->type != DTYPE_BF16 && strcmp(scales->dtype, "U8") &&
+        strcmp(scales->dtype, "F8_E8M0"))
+        die("%s: tensor %s has dtype %s; scales in F32, BF16, U8 and F8_E8M0 are supported; take the bf16 model", path,
+            scales->name, scales->dtype);
+    return quant_on(f, rows, cols);
+}
+
+// Takes a tensor in FP8 as piece `piece` of `pieces` of a parameter. f: config.json's format
+static void hf_take_fp8(WeightSource *source, size_t parameter, const SafeTensors *list, QuantFormat f,
+                        SafeTensor *codes, size_t piece, size_t pieces) {
+    const Parameter *p = &source->model.parameters[parameter];
+    const char *path = source->files[codes->file].path;
+    const size_t stack = pieces > 1 ? 1 : max_size(p->experts, 1);
+    SafeTensor *scales = hf_fp8_scales(source, list, codes);
+    if (p->role != ROLE_LINEAR || p->transposed || p->joined || !p->cols)
+        die("%s: tensor %s is in FP8, but is not a matrix of a linear layer; take the bf16 model", path, codes->name);
+    if (f.type == QUANT_NONE) f.type = QUANT_FP8, f.block = 0, f.rounding = DTYPE_BF16;
+    f = hf_fp8_format(source, f, scales, stack, p->rows / pieces / stack, p->cols);
+    if (!piece) {
+        RecordLocation record = {{codes->file, 0, 0}, {codes->begin, 0, 0}, 0, NULL, pieces};
+        record.pair = (SafeTensor *)checked_calloc(2 * pieces, sizeof(SafeTensor), "places of matrices in FP8");
+        hf_set_record(source, parameter, f, record);
+    } else if (!source_is_quantised(source, parameter) || source->quant[parameter].block != f.block ||
+               source->quant[parameter].grid.block_rows != f.grid.block_rows) {
+        die("%s: tensor %s is in FP8 with other blocks than the experts before it, or they are not in FP8; take the "
+            "bf16 model",
+            path, codes->name);
+    }
+    SafeTensor *pair = source->records[parameter].pair + 2 * piece;
+    codes->used = scales->used = 1;
+    pair[0] = *codes, pair[0].name = checked_strdup(codes->name);
+    pair[1] = *scales, pair[1].name = checked_strdup(scales->name);
 }
 
 #endif

@@ -9,6 +9,7 @@ published GPT-2 checkpoints lack it.
 #define LLMC_HF_WEIGHTS_H
 #include "hf_config.h"
 #include "hf_quantised.h"
+#include "llmc/base/pattern.h"
 #include "safetensors.h"
 #include "weight_source.h"
 
@@ -196,17 +197,10 @@ static void source_take_tensor(WeightSource *source, size_t parameter, SafeTenso
 }
 
 // ---- experts --------------------------------------------------------------------------------------------------------
-// Returns the number of tensors that make a parameter, in order; 1: it is not split. Files hold a stack of experts as
-// one tensor, or as one tensor for each expert's gate, up and down ("split").
-static size_t hf_pieces(const Family *family, const Parameter *p) {
-    if (!p->experts) return 1;
-    return text_ends_with(p->name, family->names.layer[EXPERTS_DOWN]) ? p->experts : 2 * p->experts;
-}
-
 // Prints the name of a parameter's piece in files, or of the router in files with split experts.
 static const char *hf_piece_name(const Family *family, const char *prefix, const Parameter *p, size_t piece,
                                  char out[HF_NAME]) {
-    const int down = hf_pieces(family, p) == p->experts;
+    const int down = parameter_pieces(family, p) == p->experts;
     const char *own = family->names.layer[!p->experts ? ROUTER_WEIGHT : down ? EXPERTS_DOWN : EXPERTS_GATE_UP];
     const char *split = !p->experts ? family->names.router : family->names.expert[down ? 2 : piece % 2];
     char name[HF_NAME];
@@ -217,11 +211,13 @@ static const char *hf_piece_name(const Family *family, const char *prefix, const
     return hf_tensor_name(family, prefix, name, out);
 }
 
-// Takes the tensors of a split parameter. All must have one shape and dtype, and none may be in 4 bits.
-static void hf_take_pieces(WeightSource *source, size_t parameter, const SafeTensors *list, const char *prefix) {
+// Takes the tensors of a split parameter. All must have one shape and dtype, and none may be in 4 bits. fp8: the format
+// of config.json
+static void hf_take_pieces(WeightSource *source, size_t parameter, const SafeTensors *list, const char *prefix,
+                           QuantFormat fp8) {
     const Parameter *p = &source->model.parameters[parameter];
     const Family *family = source->config.family;
-    const size_t count = hf_pieces(family, p);
+    const size_t count = parameter_pieces(family, p);
     const uint64_t wanted[2] = {p->rows / count, p->cols};
     char name[HF_NAME];
     const TensorPieces *pieces = source_set_pieces(source, parameter, count);
@@ -232,8 +228,15 @@ static void hf_take_pieces(WeightSource *source, size_t parameter, const SafeTen
             die("%s: tensor %s is in 4 bits, which is not supported for experts; take the original model and --base "
                 "nf4",
                 source->path, name);
+        if (hf_is_fp8(tensor)) tensor->type = DTYPE_BF16;
         const TensorLocation place = source_take_shape(source, tensor, wanted, 2, "config.json asks", "");
-        if (!i) source->places[parameter] = place;
+        if (hf_is_fp8(tensor))
+            hf_take_fp8(source, parameter, list, fp8, tensor, i, count);
+        else if (source_is_quantised(source, parameter))
+            die("%s: tensor %s is in %s, but the experts before it are in FP8; take the bf16 model", source->path, name,
+                dtype_name(place.type));
+        else if (!i)
+            source->places[parameter] = place;
         if (place.type != source->places[parameter].type && !*source->missing)
             die("%s: tensor %s is in %s, but the experts before it are in %s; save all experts in one type",
                 source->path, name, dtype_name(place.type), dtype_name(source->places[parameter].type));
@@ -295,8 +298,9 @@ static int hf_is_no_weight(const Config *config, const char *name, const char *h
 
 // Tells whether a tensor projects keys or values in a layer that uses another layer's keys and values.
 static int hf_is_unread(const Config *config, const char *name) {
-    static const char *const unread[] = {"k_proj.weight", "v_proj.weight", "k_norm.weight", "k_proj.bias",
-                                         "v_proj.bias"};
+    static const char *const unread[] = {
+        "k_proj.weight", "v_proj.weight",           "k_norm.weight",          "k_proj.bias",
+        "v_proj.bias",   "k_proj.weight_scale_inv", "v_proj.weight_scale_inv"};
     char own[64];
     for (size_t l = config->num_hidden_layers - config->num_kv_shared_layers; l < config->num_hidden_layers; l++)
         for (size_t i = 0; i < sizeof(unread) / sizeof(unread[0]); i++) {
@@ -323,6 +327,14 @@ static int hf_is_other(const Config *config, const char *name) {
     return 0;
 }
 
+// Tells whether a tensor of an FP8 folder holds scales of activations or of keys and values, which nothing reads here.
+static int hf_is_activation_scale(const WeightSource *source, const char *name) {
+    static const char *const ends[] = {".activation_scale", ".input_scale", ".output_scale", ".k_scale", ".v_scale"};
+    for (size_t i = 0; source->quant && i < sizeof(ends) / sizeof(ends[0]); i++)
+        if (text_ends_with(name, ends[i])) return 1;
+    return 0;
+}
+
 // Adds tensors outside the text model to source->others. Refuses unknown tensors, and files that lack a tensor. head:
 // name of the second copy of a tied model's matrix
 static void hf_take_others(WeightSource *source, const SafeTensors *list, const char *head) {
@@ -332,7 +344,7 @@ static void hf_take_others(WeightSource *source, const SafeTensors *list, const 
     for (size_t i = 0; i < list->count; i++) {
         SafeTensor *tensor = &list->tensors[i];
         if (tensor->used || (tensor->used = hf_is_no_weight(&source->config, tensor->name, head)) != 0) continue;
-        if (hf_is_other(&source->config, tensor->name)) {
+        if (hf_is_other(&source->config, tensor->name) || hf_is_activation_scale(source, tensor->name)) {
             if (strlen(tensor->name) >= HF_NAME)
                 die("%s: tensor %.200s... has a longer name than the supported %d bytes; save it under a shorter name",
                     source->files[tensor->file].path, tensor->name, HF_NAME - 1);
@@ -382,36 +394,58 @@ static const char *hf_adapter_prefix(const char *path) {
     return composite && !composite->text_loads ? composite->modules : NULL;
 }
 
-// Tells whether a module's name begins or ends with an entry of llm_int8_skip_modules.
-static int hf_skips(const cJSON *list, const char *name) {
+// Tells whether a module's name begins or ends with an entry of a list of modules that are not quantised, or matches an
+// entry "re:" and a pattern. Entries may have another prefix before "layers." than the name.
+static int hf_skips(const cJSON *list, const char *name, const char *path) {
     const cJSON *item;
-    const size_t length = strlen(name) - strlen(".weight");
+    const char *of_layer = strstr(name, "layers.");
+    char module[HF_NAME];
     cJSON_ArrayForEach(item, list) {
-        const char *entry = cJSON_IsString(item) ? item->valuestring : "";
-        const size_t n = strlen(entry);
+        const char *entry = cJSON_IsString(item) ? item->valuestring : "", *layers = strstr(entry, "layers.");
+        snprintf(module, sizeof(module), "%.*s", (int)(strlen(name) - strlen(".weight")), name);
+        if (!strncmp(entry, "re:", 3)) {
+            if (pattern_matches(entry + 3, module, 0, path, EXIT_RUNTIME)) return 1;
+            continue;
+        }
+        if (layers && of_layer)
+            memmove(module, module + (of_layer - name), strlen(module) - (size_t)(of_layer - name) + 1);
+        if (layers && of_layer) entry = layers;
+        const size_t n = strlen(entry), length = strlen(module);
         if (!n || n > length) continue;
-        if (!strncmp(name, entry, n) && (n == length || name[n] == '.')) return 1;
-        if (!strncmp(name + length - n, entry, n) && name[length - n - 1] == '.') return 1;
+        if (!strncmp(module, entry, n) && (n == length || module[n] == '.')) return 1;
+        if (n < length && !strcmp(module + length - n, entry) && module[length - n - 1] == '.') return 1;
     }
     return 0;
 }
 
-// Returns format[parameters of the model] by config.json alone, for a plan, which opens no weights; NULL: no matrix is
-// in 4 bits. The caller frees it.
-static QuantFormat *hf_directory_formats(const char *directory, const Model *model) {
+// Returns the format that the folder's config.json gives to its matrices.
+static QuantFormat hf_directory_quantised(const char *directory, cJSON **root) {
     char path[PATH_MAX];
     path_join(path, directory, "config.json");
-    cJSON *root = json_read_object(path, HF_CONFIG_MAX);
-    // Modules that bitsandbytes did not quantise.
-    const cJSON *skipped = json_get(json_get(root, "quantization_config"), "llm_int8_skip_modules");
-    const QuantFormat format = hf_config_quantised(root, path);
+    *root = json_read_object(path, HF_CONFIG_MAX);
+    const QuantFormat format = hf_config_quantised(*root, path);
+    return format.type != QUANT_NONE ? format : hf_config_quantised(json_get(*root, "text_config"), path);
+}
+
+// Returns format[parameters of the model] by config.json alone, for a plan, which opens no weights; NULL: no matrix is
+// quantised. The caller frees it.
+static QuantFormat *hf_directory_formats(const char *directory, const Model *model) {
+    static const char *const lists[] = {"llm_int8_skip_modules", "modules_to_not_convert", "ignored_layers", "ignore",
+                                        "exclude_modules"};
+    cJSON *root;
+    const QuantFormat format = hf_directory_quantised(directory, &root);
+    const cJSON *text = json_get(root, "text_config"), *own = json_get(root, "quantization_config"), *skipped = NULL;
+    if (!own) own = json_get(text, "quantization_config");
+    for (size_t i = 0; i < sizeof(lists) / sizeof(lists[0]) && !cJSON_IsArray(skipped); i++)
+        skipped = json_get(own, lists[i]);
     QuantFormat *formats = NULL;
     if (format.type != QUANT_NONE)
         formats = (QuantFormat *)checked_calloc(model->parameter_count, sizeof(QuantFormat), "formats");
     for (size_t i = 0; formats && i < model->parameter_count; i++) {
         const Parameter *p = &model->parameters[i];
         const int head = cJSON_IsArray(skipped) && !model->config.tie_word_embeddings; // the default list has lm_head
-        if (hf_quantises(model, p, format.type, head) && !hf_skips(skipped, p->name)) formats[i] = format;
+        if (hf_quantises(model, p, format.type, head) && !hf_skips(skipped, p->name, directory))
+            formats[i] = parameter_format(format, model->config.family, p);
     }
     cJSON_Delete(root);
     return formats;
@@ -419,13 +453,20 @@ static QuantFormat *hf_directory_formats(const char *directory, const Model *mod
 
 static void hf_remark_quantised(WeightSource *source) {
     size_t count = 0, experts = 0;
-    QuantFormat format = {QUANT_NONE, 0, 0, DTYPE_FP32};
+    int has_static = 0; // 1: scales of activations
+    QuantFormat format = {QUANT_NONE, 0, 0, DTYPE_FP32, {0}};
     for (size_t i = 0; source->quant && i < source->model.parameter_count; i++)
         if (source_is_quantised(source, i))
             format = source->quant[i], count++;
         else
             experts += source->model.parameters[i].experts;
-    if (count && !*source->remark && format.type == QUANT_MXFP4)
+    for (size_t i = 0; i < source->others.count; i++)
+        has_static |= hf_is_activation_scale(source, source->others.tensors[i].name);
+    if (count && !*source->remark && format.type == QUANT_FP8)
+        snprintf(source->remark, sizeof(source->remark),
+                 "%zu matrices are in FP8; their values are bf16(code x scale)%s", count,
+                 has_static ? "; scales of activations are not used" : "");
+    else if (count && !*source->remark && format.type == QUANT_MXFP4)
         snprintf(source->remark, sizeof(source->remark), "%zu stacks of experts are in 4 bits (mxfp4)", count);
     else if (count && !*source->remark)
         snprintf(source->remark, sizeof(source->remark), "%zu matrices are in 4 bits (%s%s), quantised from %s%s%s",
@@ -446,10 +487,13 @@ static void hf_open(WeightSource *source, const char *directory) {
     hf_find_prefix(&list, family, hf_directory_composite(directory) != NULL, prefix);
     hf_tensor_name(family, prefix, family->names.model[LM_HEAD], head);
     const int split = hf_is_split(&source->model, &list, prefix);
+    cJSON *root;
+    const QuantFormat fp8 = hf_directory_quantised(directory, &root);
+    cJSON_Delete(root);
     for (size_t i = 0; i < source->model.parameter_count; i++) {
         const Parameter *p = &source->model.parameters[i];
         if (split && p->experts) {
-            hf_take_pieces(source, i, &list, prefix);
+            hf_take_pieces(source, i, &list, prefix, fp8);
             continue;
         }
         const char *name =
@@ -458,10 +502,10 @@ static void hf_open(WeightSource *source, const char *directory) {
                                                                           : safetensors_find(&list, name);
         if (!tensor && (hf_take_mxfp4(source, i, &list, name) || !hf_find(source, &list, name))) continue;
         const QuantType type = hf_quantised_type(&list, name);
-        if (type != QUANT_NONE)
-            hf_take_quantised(source, i, &list, tensor, type);
-        else
-            source_take_tensor(source, i, tensor, "config.json asks", "");
+        if (hf_is_fp8(tensor)) tensor->type = DTYPE_BF16; // the type of decoded values
+        if (type == QUANT_NONE) source_take_tensor(source, i, tensor, "config.json asks", "");
+        if (hf_is_fp8(tensor)) hf_take_fp8(source, i, &list, fp8, tensor, 0, 1);
+        if (type != QUANT_NONE) hf_take_quantised(source, i, &list, tensor, type);
     }
     hf_take_constants(source, &list, prefix);
     hf_take_others(source, &list, head);

@@ -21,12 +21,14 @@ typedef struct {
     char name[HF_PART_NAME];
     const Parameter *p;
     size_t parameter, shard; // index in the table; index of the file
+    size_t piece;            // FP8: which of the parameter's tensors
     HfPart part;             // which tensor of a 4-bit matrix
     const char *dtype;       // dtype of this part of a 4-bit matrix
     DType type;              // type to write
     size_t first, elements;  // range of the parameter, or number of a layer's constants
     const float *constants;  // [elements] a layer's constants, or NULL
-    const SafeTensor *other; // a tensor of write->like to copy, which is no parameter; or NULL
+    const SafeTensor *other; // a tensor of `from` to copy, which is no parameter; or a tensor of FP8; or NULL
+    const WeightSource *from;
     uint64_t bytes;
 } HfTensor;
 
@@ -151,7 +153,8 @@ static int hf_has_forms(const Family *family) { return family_has_linear(family)
 // Opens the weights of the kept folder. A folder of a text model alone may have no weights.
 static void hf_open_like(HfWrite *write, WeightSource *source, QuantType quant) {
     const HfComposite *composite = write->kept ? hf_directory_composite(write->kept) : NULL;
-    if (quant && composite) write->text_only = 1; // other parts of a composite model cannot be quantised here
+    if (quant && composite && quant != QUANT_FP8)
+        write->text_only = 1; // other parts of a composite model cannot be quantised here
     if (!composite && !(write->kept && hf_has_forms(source->config.family))) return;
     if (write->kept == source->path)
         write->like = source;
@@ -187,7 +190,7 @@ static DType hf_type_of(const HfWrite *write, size_t i, const DType *chosen) {
 static void hf_add_parameter(HfWrite *write, size_t i, const char *prefix, const DType *chosen) {
     const Family *family = write->source->config.family;
     const Parameter *p = &write->source->model.parameters[i];
-    const size_t count = write->split ? hf_pieces(family, p) : 1, each = parameter_file_elements(p) / count;
+    const size_t count = write->split ? parameter_pieces(family, p) : 1, each = parameter_file_elements(p) / count;
     if (p->joined && p->part) return; // the first part's tensor in the file holds all parts
     for (size_t piece = 0; piece < count; piece++) {
         HfTensor *t = &write->tensors[write->count++];
@@ -237,10 +240,28 @@ static void hf_add_parts(HfWrite *write, size_t i, const char *prefix) {
     }
 }
 
-static void hf_add_other(HfWrite *write, const SafeTensor *other) {
+// Adds the codes and scales of a parameter in FP8: tensors to copy, or of merged values.
+static void hf_add_fp8(HfWrite *write, size_t i) {
+    const WeightSource *source = write->source;
+    write->elements += parameter_elements(&source->model.parameters[i]);
+    for (size_t k = 0; k < 2 * source->records[i].pieces; k++) {
+        HfTensor *t = &write->tensors[write->count++];
+        t->other = &source->records[i].pair[k], t->from = source, t->bytes = t->other->end - t->other->begin;
+        t->parameter = i, t->piece = k / 2;
+        t->part = write->codes.copied[i] ? HF_VALUES : k % 2 ? HF_ABSMAX : HF_CODES;
+        snprintf(t->name, sizeof(t->name), "%s", t->other->name);
+    }
+}
+
+// Tells whether a tensor outside the text model has a meaning only in an FP8 folder.
+static int hf_is_of_fp8(const WeightSource *from, const SafeTensor *t) {
+    return hf_is_fp8(t) || hf_is_activation_scale(from, t->name) || text_ends_with(t->name, "_scale_inv");
+}
+
+static void hf_add_other(HfWrite *write, const WeightSource *from, const SafeTensor *other) {
     HfTensor *t = &write->tensors[write->count++];
     uint64_t elements = 1;
-    t->other = other, t->bytes = other->end - other->begin;
+    t->other = other, t->from = from, t->bytes = other->end - other->begin;
     snprintf(t->name, sizeof(t->name), "%s", other->name);
     for (size_t i = 0; i < other->rank; i++) elements *= other->shape[i];
     write->elements += elements;
@@ -262,27 +283,38 @@ static HfWrite hf_write_prepare(WeightSource *source, const DType *dtype, const 
     hf_open_like(&write, source, quant);
     write.retype = dtype || kept;
     write.type = dtype ? *dtype : hf_has_forms(family) ? source->places[0].type : source->dtype;
-    const SafeTensors none = {NULL, 0}, *others = write.like && !write.text_only ? &write.like->others : &none;
+    const WeightSource *const rest = write.like ? write.like : source;
+    const SafeTensors none = {NULL, 0};
+    const SafeTensors *others = write.text_only || (!write.like && quant != QUANT_FP8) ? &none : &rest->others;
+    size_t left_out = 0;
     size_t most = (quant ? HF_PARTS : 1) * count + others->count + source->config.num_hidden_layers;
     write.split = family->names.expert[0] != NULL;
     for (size_t i = 0; i < count; i++) {
         const int fused = write.like && !source_is_in_pieces(write.like, i);
         if (!source->model.parameters[i].experts) continue;
         write.split &= !fused && family->names.expert[0] != NULL,
-            most += hf_pieces(family, &source->model.parameters[i]);
+            most += 2 * parameter_pieces(family, &source->model.parameters[i]);
     }
     write.tensors = (HfTensor *)checked_calloc(most, sizeof(HfTensor), "the tensors to be written");
     memcpy(prefix, family->names.layer_prefix, strcspn(family->names.layer_prefix, ".") + 1); // "model."
     hf_codes_choose(&write.codes, source, quant, dtype, head);
     for (size_t i = 0; i < count; i++) {
         const char *begin = write.composite ? write.composite->prefix : prefix;
-        if (hf_is_coded(&write.codes, i))
+        if (hf_is_coded(&write.codes, i) && quant == QUANT_FP8)
+            hf_add_fp8(&write, i);
+        else if (hf_is_coded(&write.codes, i))
             hf_add_parts(&write, i, begin);
         else
             hf_add_parameter(&write, i, begin, dtype);
     }
     hf_add_constants(&write, write.composite ? write.composite->prefix : prefix, dtype);
-    for (size_t i = 0; i < others->count; i++) hf_add_other(&write, &others->tensors[i]);
+    for (size_t i = 0; i < others->count; i++)
+        if (quant != QUANT_FP8 && hf_is_of_fp8(rest, &others->tensors[i]))
+            left_out++;
+        else
+            hf_add_other(&write, rest, &others->tensors[i]);
+    if (left_out)
+        note("%s: %zu tensors of FP8 outside the text model are left out; --to fp8 keeps them", rest->path, left_out);
     hf_cut_shards(&write);
     return write;
 }
@@ -290,6 +322,7 @@ static HfWrite hf_write_prepare(WeightSource *source, const DType *dtype, const 
 static void hf_write_free(HfWrite *write) {
     if (write->like && write->like != write->source) weights_close(write->like);
     free(write->codes.format), free(write->codes.state), free(write->codes.copied), free(write->codes.record);
+    free(write->codes.scales);
     free(write->tensors), free(write->chat.edits);
     tokenizer_close(write->chat.tokenizer);
 }
@@ -360,8 +393,9 @@ static void hf_write_shard(HfWrite *write, size_t begin, size_t end, OutputFolde
     folder_open_file(folder, &file, hf_shard_name(write, first->shard, name), bytes);
     hf_write_header(write, first, last, &file, &bytes);
     for (const HfTensor *t = first; t < last; t++) {
-        if (t->other) hf_copy_tensor(&write->like->files[t->other->file], t->other, &file, at);
-        if (t->part) output_write(&file, at, hf_part_bytes(&write->codes, t->parameter, t->part), (size_t)t->bytes);
+        if (t->other && !t->part) hf_copy_tensor(&t->from->files[t->other->file], t->other, &file, at);
+        if (t->part)
+            output_write(&file, at, hf_part_bytes(&write->codes, t->parameter, t->part, t->piece), (size_t)t->bytes);
         if (t->constants) {
             elements_convert(staged.bytes, t->type, t->constants, DTYPE_FP32, t->elements);
             output_write(&file, at, staged.bytes, (size_t)t->bytes);
@@ -428,7 +462,7 @@ static size_t hf_edit_composite(const HfWrite *write, char *text, size_t length)
     return length - (end - begin) + bytes;
 }
 
-// Sets quantization_config to the written format; an existing one of mxfp4 stays. Takes ownership of text; the caller
+// Sets quantization_config to the written format; one of mxfp4 or FP8 stays. Takes ownership of text; the caller
 // frees the result.
 static char *hf_edit_quantisation(const HfWrite *write, char *text, size_t *length) {
     size_t begin, end;
@@ -436,6 +470,7 @@ static char *hf_edit_quantisation(const HfWrite *write, char *text, size_t *leng
         const char *method = strstr(text + begin, "\"mxfp4\"");
         if (method && method < text + end) return text;
     }
+    if (write->codes.type == QUANT_FP8) return text;
     *length = hf_config_without(text, *length, "quantization_config");
     if (!write->codes.format) return text;
     char *value = hf_quantisation_text(&write->codes);

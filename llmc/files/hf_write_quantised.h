@@ -1,7 +1,8 @@
 /*
-Writes 4-bit matrices to a Hugging Face folder (hf_quantised.h reads them): their choice, their tensors, and the
+Writes quantised matrices to a Hugging Face folder (hf_quantised.h reads them): their choice, their tensors, and the
 quantization_config by which transformers loads them. Codes in the same format are copied. Other matrices are encoded
-while they are written, one matrix in memory at a time. Tensors are sorted by type, so a matrix is encoded once for each
+while they are written, one matrix in memory at a time. Merged into an FP8 folder, adapters change only the blocks of
+which they change a value. Tensors are sorted by type, so a matrix is encoded once for each
 type among its tensors.
 */
 #ifndef LLMC_HF_WRITE_QUANTISED_H
@@ -23,29 +24,43 @@ typedef struct {
     QuantFormat *format;          // [parameters] formats to write; NULL: no matrix is in 4 bits
     char (*state)[HF_STATE_TEXT]; // [parameters] quant states of the 4-bit parameters
     size_t *copied;               // [parameters] 1: copy the source's codes
-    uint8_t *record;              // the encoded record of parameter record_of
-    size_t record_of;
+    uint8_t *record;              // the encoded record of parameter record_of; FP8: of its piece piece_of
+    size_t record_of, piece_of;
+    void *scales; // FP8: scales in the type of the files
 } HfCodes;
 
 static int hf_is_coded(const HfCodes *c, size_t parameter) {
     return c->format && c->format[parameter].type != QUANT_NONE;
 }
 
-// Returns the record of a parameter, and holds it until the record of another parameter is asked for. Copies the
-// record, or encodes the (merged) values in the type to which decoding rounds.
-static const uint8_t *hf_hold_record(HfCodes *c, size_t parameter) {
+// Returns the record of a parameter (FP8: of a piece), and holds it until another record is asked for. Copies the
+// record, or encodes the (merged) values in the type to which decoding rounds; mxfp4 and FP8: in fp32.
+static const uint8_t *hf_hold_record(HfCodes *c, size_t parameter, size_t piece) {
     const QuantFormat f = c->format[parameter];
-    const size_t count = parameter_elements(&c->source->model.parameters[parameter]);
-    if (c->record && c->record_of == parameter) return c->record;
+    const size_t pieces = f.type == QUANT_FP8 ? c->source->records[parameter].pieces : 1;
+    const size_t count = parameter_elements(&c->source->model.parameters[parameter]) / pieces;
+    const size_t bytes = quant_parts(f, count).bytes;
+    if (c->record && c->record_of == parameter && c->piece_of == piece) return c->record;
     free(c->record);
-    c->record_of = parameter;
-    c->record = (uint8_t *)checked_calloc(quant_parts(f, count).bytes, 1, "a matrix in 4 bits");
+    c->record_of = parameter, c->piece_of = piece;
+    c->record = (uint8_t *)checked_calloc(bytes, 1, "a quantised matrix");
     if (c->copied[parameter])
         source_copy_record(c->source, parameter, c->record);
     else
-        source_encode(c->source, parameter, source_read_order, f.type == QUANT_MXFP4 ? DTYPE_FP32 : f.rounding, f,
-                      c->record);
+        source_encode(c->source, parameter, piece * count, count, source_read_order,
+                      f.type >= QUANT_MXFP4 ? DTYPE_FP32 : f.rounding, f,
+                      f.type == QUANT_FP8 ? source_hold_piece(c->source, parameter, piece, pieces) : NULL, c->record);
     return c->record;
+}
+
+// Returns the scales of a record of a piece in FP8, in the type of the files.
+static const void *hf_fp8_scales_out(HfCodes *c, QuantFormat f, const float *scales, size_t blocks) {
+    free(c->scales);
+    c->scales = checked_malloc(blocks * sizeof(float), "scales of a matrix");
+    for (size_t i = 0; i < blocks && f.grid.scales == DTYPE_INT8; i++)
+        ((uint8_t *)c->scales)[i] = (uint8_t)(ilogbf(scales[i]) + 127);
+    if (f.grid.scales != DTYPE_INT8) elements_from_float(c->scales, f.grid.scales, scales, blocks);
+    return c->scales;
 }
 
 // Prints the quant state as bitsandbytes does.
@@ -61,7 +76,7 @@ static void hf_state_text(HfCodes *c, size_t parameter) {
     json_array_end(&json);
     if (f.nested) {
         float offset;
-        memcpy(&offset, hf_hold_record(c, parameter) + quant_parts(f, parameter_elements(p)).offset, sizeof(offset));
+        memcpy(&offset, hf_hold_record(c, parameter, 0) + quant_parts(f, parameter_elements(p)).offset, sizeof(offset));
         json_size(&json, "nested_blocksize", QUANT_NESTED_BLOCK);
         json_text(&json, "nested_dtype", "float32");
         hf_put_real(&json, "nested_offset", (double)offset);
@@ -69,12 +84,12 @@ static void hf_state_text(HfCodes *c, size_t parameter) {
     c->state[parameter][json_text_end(&json) - 1] = 0; // without the newline
 }
 
-// Chooses the 4-bit matrices: the matrices that the source has in 4 bits, or all linear layers except experts; with
-// `head` also lm_head. chosen: type of all tensors that are not quantised, NULL: unchanged. type QUANT_NONE: quantises
-// no matrix
+// Chooses the quantised matrices: the matrices that the source has quantised, or all linear layers, except experts in
+// nf4 and fp4; with `head` also lm_head. chosen: type of all tensors that are not quantised, NULL: unchanged. type
+// QUANT_NONE: quantises no matrix
 static void hf_codes_choose(HfCodes *c, const WeightSource *source, QuantType type, const DType *chosen, int head) {
     const Model *model = &source->model;
-    int modules = 0; // how many modules of the source are in 4 bits
+    int modules = 0; // 1: modules of the source are quantised
     memset(c, 0, sizeof(*c));
     c->source = source, c->type = type;
     if (type == QUANT_NONE) return;
@@ -91,8 +106,8 @@ static void hf_codes_choose(HfCodes *c, const WeightSource *source, QuantType ty
         if (modules && type != QUANT_MXFP4 && !source->places[i].is_codes) continue;
         c->copied[i] =
             source->places[i].is_codes && !source->merge && was.type == type && was.rounding == format.rounding;
-        c->format[i] = c->copied[i] ? was : format;
-        if (type != QUANT_MXFP4) hf_state_text(c, i);
+        c->format[i] = c->copied[i] || type == QUANT_FP8 ? was : format;
+        if (type < QUANT_MXFP4) hf_state_text(c, i);
     }
 }
 
@@ -116,11 +131,14 @@ static size_t hf_part_shape(const HfCodes *c, size_t parameter, HfPart part, uin
     return part == HF_CODES ? 2 : 1;
 }
 
-static const void *hf_part_bytes(HfCodes *c, size_t parameter, HfPart part) {
+static const void *hf_part_bytes(HfCodes *c, size_t parameter, HfPart part, size_t piece) {
     static float map[16];
     const QuantFormat f = c->format[parameter];
-    const uint8_t *record = hf_hold_record(c, parameter);
-    const QuantParts p = quant_parts(f, parameter_elements(&c->source->model.parameters[parameter]));
+    const uint8_t *record = hf_hold_record(c, parameter, piece);
+    const size_t pieces = f.type == QUANT_FP8 ? c->source->records[parameter].pieces : 1;
+    const QuantParts p = quant_parts(f, parameter_elements(&c->source->model.parameters[parameter]) / pieces);
+    if (f.type == QUANT_FP8 && part == HF_ABSMAX)
+        return hf_fp8_scales_out(c, f, (const float *)(const void *)(record + p.scales), p.blocks);
     switch (part) {
     case HF_CODES: return record + p.codes;
     case HF_ABSMAX: return record + (f.nested || f.type == QUANT_MXFP4 ? p.scale_codes : p.scales);
@@ -133,14 +151,13 @@ static const void *hf_part_bytes(HfCodes *c, size_t parameter, HfPart part) {
     }
 }
 
-// ---- config.json ----------------------------------------------------------------------------------------------------
 // Prints the value of quantization_config. Lists modules not in 4 bits if they differ from transformers' default. The
 // caller frees it.
 static char *hf_quantisation_text(const HfCodes *c) {
     const Model *model = &c->source->model;
     const size_t room = 1024 + model->parameter_count * HF_NAME;
     char *text = (char *)checked_malloc(room, "quantization_config");
-    QuantFormat f = {QUANT_NONE, 0, 0, DTYPE_FP32};
+    QuantFormat f = {QUANT_NONE, 0, 0, DTYPE_FP32, {0}};
     int listed = 0;
     for (size_t i = 0; i < model->parameter_count; i++) {
         const Parameter *p = &model->parameters[i];

@@ -14,8 +14,8 @@ for any model size: the static staging buffers, and one matrix that a file holds
 typedef struct {
     size_t file;     // index in the source's files
     uint64_t offset; // first byte of the tensor in the file
-    DType type;      // type of the elements in the file; for a 4-bit matrix, the type in the original model
-    int is_codes;    // 1: stored in 4 bits
+    DType type;      // type of the elements in the file; for a quantised matrix, the type in the original model
+    int is_codes;    // 1: stored in 4 bits or FP8
 } TensorLocation;
 
 // Equally large tensors that make one parameter, in the parameter's order: the matrices of experts
@@ -30,12 +30,14 @@ typedef struct {
     size_t file[3];
     uint64_t at[3];
     float offset;
+    SafeTensor *pair; // [2 * pieces] FP8: the codes and the scales of each piece
+    size_t pieces;
 } RecordLocation;
 
 // Cache of the record and of the matrix that were read last
 typedef struct {
-    uint8_t *record; // record of the parameter decoded last
-    size_t record_of;
+    uint8_t *record; // record decoded last: a piece of parameter record_of
+    size_t record_of, piece_of, pieces;
     char *matrix; // the transposed matrix read last: elements of matrix_of in the table, as matrix_type
     size_t matrix_of;
     DType matrix_type;
@@ -64,6 +66,7 @@ typedef struct WeightSource {
     char missing[HF_NAME];   // first tensor that the files lack, while they are opened; or empty
     QuantFormat *quant;      // [parameters] format from which values are decoded; NULL: no value is decoded
     RecordLocation *records; // [parameters] records of the parameters with is_codes
+    QuantType stored;        // type of matrices with is_codes
     SourceHeld *held;        // cache that reading changes
     Merge *merge;            // adapters added to what is read, or NULL
     int (*read_merged)(const struct WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
@@ -208,9 +211,50 @@ static void source_read_stored(const WeightSource *source, size_t parameter, siz
     }
 }
 
-// ---- matrices in 4 bits ---------------------------------------------------------------------------------------------
+// ---- matrices in 4 or 8 bits ----------------------------------------------------------------------------------------
 static int source_is_quantised(const WeightSource *source, size_t parameter) {
     return source->quant && source->quant[parameter].type != QUANT_NONE;
+}
+
+// Reads the codes of a tensor in FP8. Refuses codes that are NaN.
+static void source_fp8_codes(const InputFile *file, const SafeTensor *codes, uint8_t *out, size_t count) {
+    size_t i = 0;
+    input_read(file, codes->begin, out, count);
+    while (i < count && (out[i] & 0x7f) != 0x7f) i++;
+    if (i < count)
+        die("%s: tensor %s has the code 0x%02x, which is NaN, at [%zu]; download the folder again", file->path,
+            codes->name, out[i], i);
+}
+
+// Reads the scales of a tensor in FP8 as fp32. Refuses scales that are not finite, 0 or negative.
+static void source_fp8_scales(const InputFile *file, const SafeTensor *scales, float *out, size_t count) {
+    const size_t bytes = (size_t)(scales->end - scales->begin);
+    uint8_t *raw = (uint8_t *)checked_malloc(bytes, "scales of a matrix");
+    input_read(file, scales->begin, raw, bytes);
+    for (size_t i = 0; i < count; i++) {
+        if (scales->type != DTYPE_COUNT)
+            out[i] = (float)element_to_double(raw, scales->type, i);
+        else
+            out[i] = raw[i] < 255 ? ldexpf(1, raw[i] - 127) : NAN;
+        if (!isfinite(out[i]) || out[i] <= 0)
+            die("%s: tensor %s has %g at [%zu]; scales are finite and above 0; download the folder again", file->path,
+                scales->name, (double)out[i], i);
+    }
+    free(raw);
+}
+
+// Copies pieces [first, first + count) of a matrix in FP8 to a record of these pieces.
+static void source_copy_fp8(const WeightSource *source, size_t parameter, size_t first, size_t count, uint8_t *record) {
+    const RecordLocation *r = &source->records[parameter];
+    const size_t each = parameter_elements(&source->model.parameters[parameter]) / r->pieces;
+    const QuantParts p = quant_parts(source->quant[parameter], count * each);
+    float *scales = (float *)(void *)(record + p.scales);
+    memset(record + count * each, 0, p.bytes - count * each);
+    for (size_t i = 0; i < count; i++) {
+        const SafeTensor *pair = r->pair + 2 * (first + i);
+        source_fp8_codes(&source->files[pair[0].file], &pair[0], record + i * each, each);
+        source_fp8_scales(&source->files[pair[1].file], &pair[1], scales + i * (p.blocks / count), p.blocks / count);
+    }
 }
 
 // Copies a record from the files. Refuses mxfp4 scales that are NaN or allow infinite values.
@@ -219,6 +263,10 @@ static void source_copy_record(const WeightSource *source, size_t parameter, uin
     const QuantFormat format = source->quant[parameter];
     const RecordLocation *r = &source->records[parameter];
     const QuantParts p = quant_parts(format, n);
+    if (format.type == QUANT_FP8) {
+        source_copy_fp8(source, parameter, 0, r->pieces, record);
+        return;
+    }
     memset(record, 0, p.bytes);
     input_read(&source->files[r->file[0]], r->at[0], record + p.codes, (n + 1) / 2);
     if (p.scales > p.scale_codes) input_read(&source->files[r->file[1]], r->at[1], record + p.scale_codes, p.blocks);
@@ -233,25 +281,29 @@ static void source_copy_record(const WeightSource *source, size_t parameter, uin
 typedef void (*SourceReader)(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
                              int transposed, void *out);
 
-// Encodes a whole matrix as a record, a slab at a time; `read` reads it in type `as`. Refuses values that are not
-// finite.
-static void source_encode(const WeightSource *source, size_t parameter, SourceReader read, DType as, QuantFormat format,
-                          uint8_t *record) {
+// Encodes elements [begin, begin + count) of a matrix as a record, a slab at a time; `read` reads them in type `as`.
+// Refuses values that are not finite. was: see QuantEncoder
+static void source_encode(const WeightSource *source, size_t parameter, size_t begin, size_t count, SourceReader read,
+                          DType as, QuantFormat format, const uint8_t *was, uint8_t *record) {
     const Parameter *p = &source->model.parameters[parameter];
-    const size_t count = parameter_elements(p);
     QuantEncoder encoder = quant_encode_begin(record, format, count);
+    encoder.was = was;
+    if (was) encoder.changed = (uint8_t *)checked_calloc(encoder.parts.blocks, 1, "blocks that change");
     float *values = (float *)checked_calloc(min_size(count, SLAB_ELEMENTS), sizeof(float), "a part of a matrix");
     char at[PLACE_TEXT];
-    for (size_t done = 0, n; done < count; done += n) { // encode whole blocks
-        n = min_size(count - done, SLAB_ELEMENTS);
-        read(source, parameter, done, n, as, 0, staged.bytes);
-        elements_to_float(values, staged.bytes, as, n);
-        const char *bad = elements_bad_text(values, DTYPE_FP32, p->cols, done, n, at);
-        if (bad) die("%s: the weights hold %s: tensor %s at %s; take another copy", source->path, bad, p->name, at);
-        quant_encode_part(&encoder, values, done, n);
+    for (int pass = 0; pass < quant_passes(format.type); pass++) {
+        if (pass) quant_fp8_turn(&encoder);
+        for (size_t done = 0, n; done < count; done += n) { // encode whole blocks
+            n = min_size(count - done, SLAB_ELEMENTS);
+            read(source, parameter, begin + done, n, as, 0, staged.bytes);
+            elements_to_float(values, staged.bytes, as, n);
+            const char *bad = elements_bad_text(values, DTYPE_FP32, p->cols, begin + done, n, at);
+            if (bad) die("%s: the weights hold %s: tensor %s at %s; take another copy", source->path, bad, p->name, at);
+            quant_encode_part(&encoder, values, done, n);
+        }
     }
     quant_encode_end(&encoder);
-    free(values);
+    free(values), free(encoder.changed);
 }
 
 // Fills a record in format source->quant[parameter]: encodes the matrix, or copies the codes of a matrix stored in 4
@@ -260,20 +312,29 @@ static void source_read_record(const WeightSource *source, size_t parameter, uin
     if (source->places[parameter].is_codes)
         source_copy_record(source, parameter, record);
     else
-        source_encode(source, parameter, source_read_stored, DTYPE_FP32, source->quant[parameter], record);
+        source_encode(source, parameter, 0, parameter_elements(&source->model.parameters[parameter]),
+                      source_read_stored, DTYPE_FP32, source->quant[parameter], NULL, record);
 }
 
-// Reads the record of a parameter, and holds it until another record is asked for.
-static const uint8_t *source_hold_record(const WeightSource *source, size_t parameter) {
-    const size_t count = parameter_elements(&source->model.parameters[parameter]);
+// Reads the record of piece `piece` of `pieces` of a parameter, and holds it until another record is asked for. pieces:
+// 1, or as in the files of FP8
+static const uint8_t *source_hold_piece(const WeightSource *source, size_t parameter, size_t piece, size_t pieces) {
+    const size_t count = parameter_elements(&source->model.parameters[parameter]) / pieces;
     SourceHeld *held = source->held;
-    if (held->record && held->record_of == parameter) return held->record;
+    if (held->record && held->record_of == parameter && held->piece_of == piece && held->pieces == pieces)
+        return held->record;
     free(held->record);
-    held->record_of = parameter;
-    held->record =
-        (uint8_t *)checked_calloc(quant_parts(source->quant[parameter], count).bytes, 1, "a matrix in 4 bits");
-    source_read_record(source, parameter, held->record);
+    held->record_of = parameter, held->piece_of = piece, held->pieces = pieces;
+    held->record = (uint8_t *)checked_calloc(quant_parts(source->quant[parameter], count).bytes, 1, "a coded matrix");
+    if (pieces > 1)
+        source_copy_fp8(source, parameter, piece, 1, held->record);
+    else
+        source_read_record(source, parameter, held->record);
     return held->record;
+}
+
+static const uint8_t *source_hold_record(const WeightSource *source, size_t parameter) {
+    return source_hold_piece(source, parameter, 0, 1);
 }
 
 static void source_read_decoded(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
@@ -281,13 +342,19 @@ static void source_read_decoded(const WeightSource *source, size_t parameter, si
     const Parameter *p = &source->model.parameters[parameter];
     const QuantFormat format = source->quant[parameter];
     const size_t n = parameter_elements(p);
-    const uint8_t *record = source_hold_record(source, parameter);
     float *values = (float *)(void *)staged_raw.bytes;
     if (!p->transposed || !transposed) {
-        quant_decode_range(values, format, record, n, begin, count);
+        const size_t pieces = source->places[parameter].is_codes ? max_size(source->records[parameter].pieces, 1) : 1;
+        for (size_t done = 0, k, each = n / pieces; done < count; done += k) {
+            const size_t at = (begin + done) % each;
+            k = min_size(count - done, each - at);
+            quant_decode_range(values + done, format,
+                               source_hold_piece(source, parameter, (begin + done) / each, pieces), each, at, k);
+        }
         elements_convert(out, as, values, DTYPE_FP32, count);
         return;
     }
+    const uint8_t *record = source_hold_record(source, parameter);
     quant_scales(); // fills the table before threads need it
 #ifdef _OPENMP
 #pragma omp parallel for schedule(static)
@@ -319,8 +386,8 @@ static void source_quantise(WeightSource *source, QuantFormat format, int head) 
         const DType type = source->places[i].type;
         const Parameter *p = &model->parameters[i];
         if (source_is_quantised(source, i) || !parameter_quantises(model, p, format.type, head)) continue;
-        source->quant[i] = format;
-        if (format.type != QUANT_MXFP4) source->quant[i].rounding = type == DTYPE_FP64 ? DTYPE_FP32 : type;
+        source->quant[i] = parameter_format(format, model->config.family, p);
+        if (format.type < QUANT_MXFP4) source->quant[i].rounding = type == DTYPE_FP64 ? DTYPE_FP32 : type;
     }
 }
 

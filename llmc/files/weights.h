@@ -58,6 +58,10 @@ static void weights_close(WeightSource *source) {
     free(source->files);
     free(source->mean[0]), free(source->mean[1]);
     for (size_t i = 0; source->pieces && i < source->model.parameter_count; i++) free(source->pieces[i].place);
+    for (size_t i = 0; source->records && i < source->model.parameter_count; i++) {
+        for (size_t k = 0; k < 2 * source->records[i].pieces; k++) free(source->records[i].pair[k].name);
+        free(source->records[i].pair);
+    }
     free(source->places), free(source->pieces), free(source->quant), free(source->records);
     free(source->held->record), free(source->held->matrix), free(source->held);
     safetensors_free(&source->others);

@@ -1,10 +1,10 @@
 /*
-Storage of a frozen model's weights: matrices in 4 bits, other parameters as floats of the model's type. Storage.table
-is a second parameter table, of bytes, with the same groups. A 4-bit matrix is one record in it (quantise.h); any other
-parameter is its elements. So code that moves or shards weights (residency.h, slabs.h) works on stored groups with bytes
-as elements. A step decodes the groups it uses.
+Storage of a frozen model's weights: matrices in 4 or 8 bits, other parameters as floats of the model's type.
+Storage.table is a second parameter table, of bytes, with the same groups. A quantised matrix is one record in it
+(quantise.h); any other parameter is its elements. So code that moves or shards weights (residency.h,
+slabs.h) works on stored groups with bytes as elements. A step decodes the groups it uses.
 
-Layers of a kind may differ in which matrices are in 4 bits.
+Layers of a kind may differ in which matrices are quantised.
 */
 #ifndef LLMC_STORAGE_H
 #define LLMC_STORAGE_H
@@ -13,6 +13,7 @@ Layers of a kind may differ in which matrices are in 4 bits.
 
 typedef struct {
     QuantFormat *format; // [parameters of the model]
+    QuantType type;      // type of the quantised matrices
     Model table;         // parameter i of the model is bytes [offset, offset + rows)
 } Storage;
 
@@ -39,6 +40,7 @@ static void storage_build(Storage *storage, const Model *model, const QuantForma
     memset(table, 0, sizeof(*table));
     storage->format = (QuantFormat *)checked_calloc(model->parameter_count, sizeof(QuantFormat), "formats of weights");
     memcpy(storage->format, format, model->parameter_count * sizeof(QuantFormat));
+    storage->type = QUANT_NONE;
     table->config = model->config, table->dtype = DTYPE_INT8;
     table->parameters =
         (Parameter *)checked_calloc(model->parameter_count, sizeof(Parameter), "the table of stored weights");
@@ -50,6 +52,7 @@ static void storage_build(Storage *storage, const Model *model, const QuantForma
             table->layer_starts[layer] = table->elements;
         }
         storage_add(storage, model, i);
+        if (format[i].type != QUANT_NONE) storage->type = format[i].type;
         for (size_t t = 0; t < MODEL_TENSORS; t++)
             if (model->model_offset[t] == model->parameters[i].offset)
                 table->model_offset[t] = table->parameters[i].offset;
@@ -62,24 +65,38 @@ static void storage_free(Storage *storage) {
     model_free(&storage->table);
 }
 
-// Tells whether a matrix can be stored in 4 bits of a type: the matrix of a linear layer, with `head` also lm_head; in
+// Returns the number of tensors that make a parameter, in order; 1: it is not split. Files hold a stack of experts as
+// one tensor, or as one tensor for each expert's gate, up and down ("split").
+static size_t parameter_pieces(const Family *family, const Parameter *p) {
+    if (!p->experts) return 1;
+    return text_ends_with(p->name, family->names.layer[EXPERTS_DOWN]) ? p->experts : 2 * p->experts;
+}
+
+// Returns a format for a parameter: blocks of fp8 end with each matrix of the files.
+static QuantFormat parameter_format(QuantFormat f, const Family *family, const Parameter *p) {
+    return quant_on(f, p->rows / (family->names.expert[0] ? parameter_pieces(family, p) : max_size(p->experts, 1)),
+                    p->cols);
+}
+
+// Tells whether a matrix can be stored in bits of a type: the matrix of a linear layer, with `head` also lm_head; in
 // mxfp4 only experts' matrices. A matrix that shares one tensor of the files with matrices of other layers cannot.
 static int parameter_quantises(const Model *model, const Parameter *p, QuantType type, int head) {
     if (p->role != ROLE_LINEAR || !p->cols || p->joined || (type == QUANT_MXFP4 && !p->experts)) return 0;
     return head || p->offset != model->model_offset[LM_HEAD];
 }
 
-// Chooses `format` for every matrix that can be in 4 bits.
+// Chooses `format` for every matrix that can have it.
 static void storage_choose(Storage *storage, const Model *model, QuantFormat format, int head) {
     QuantFormat *formats =
         (QuantFormat *)checked_calloc(model->parameter_count, sizeof(QuantFormat), "formats of weights");
     for (size_t i = 0; i < model->parameter_count; i++)
-        if (parameter_quantises(model, &model->parameters[i], format.type, head)) formats[i] = format;
+        if (parameter_quantises(model, &model->parameters[i], format.type, head))
+            formats[i] = parameter_format(format, model->config.family, &model->parameters[i]);
     storage_build(storage, model, formats);
     free(formats);
 }
 
-// Tells whether a group has a 4-bit matrix and so is decoded before use.
+// Tells whether a group has a quantised matrix and so is decoded before use.
 static int storage_decodes(const Storage *storage, const Model *model, size_t group) {
     const Range of = group_parameters(model, group);
     for (size_t i = of.begin; i < of.begin + of.count; i++)

@@ -286,10 +286,11 @@ static void case_experts_forward_quantised(const OpShape *s) {
     const size_t E = s->router.E;
     products_begin(s);
     const Dim N = all_of(s->n), C = all_of(s->C), OC = all_of(s->OC);
-    Tensor *first = tensor_first(s), *record = tensor_record(s->format, E * s->OC * s->C);
+    const QuantFormat format = format_on(s, s->OC, s->C);
+    Tensor *first = tensor_first(s), *record = tensor_record(format, E * s->OC * s->C);
     Tensor *x = tensor_in("x", N, C), *out = tensor_out("out", N, OC);
     sums_of(s->C, 0);
-    CHECK(experts_forward_quantised, of(out), of(x), of(record), &s->format, of(first), s->n, E, len(C), len(OC));
+    CHECK(experts_forward_quantised, of(out), of(x), of(record), &format, of(first), s->n, E, len(C), len(OC));
     expect(out, 1, sqrt((double)s->C));
 }
 

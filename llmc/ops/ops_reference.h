@@ -34,14 +34,24 @@ static void reference_gather_rows(double *out, const double *in, const int32_t *
         if (row[t]) memcpy(out + t * width, in + (size_t)row[t] * width, width * sizeof(double));
 }
 
-// ---- weights in 4 bits: quantise.h's steps, each in double and rounded to fp32, which equals fp32 -------------------
+// ---- quantised weights: quantise.h's steps, each in double and rounded to fp32, which equals fp32 -------------------
 static void reference_dequantise(double *out, const void *record, const QuantFormat *format, size_t n) {
     const QuantParts p = quant_parts(*format, n);
     const unsigned char *bytes = (const unsigned char *)record;
     float map[256], offset = 0, scale;
     quant_dynamic_map(map, 1);
     if (format->nested) memcpy(&offset, bytes + p.offset, sizeof(offset));
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < n && format->type == QUANT_FP8; i++) {
+        const QuantGrid g = format->grid;
+        const size_t row = i / g.cols, high = (g.rows + g.block_rows - 1) / g.block_rows;
+        const size_t block = row / g.rows * high + row % g.rows / g.block_rows;
+        const int exponent = bytes[i] >> 3 & 15, mantissa = bytes[i] & 7;
+        const double code = exponent ? ldexp(8 + mantissa, exponent - 10) : ldexp(mantissa, -9);
+        memcpy(&scale, bytes + p.scales + (block * quant_columns(*format) + i % g.cols / format->block) * sizeof(float),
+               sizeof(scale));
+        out[i] = (double)quant_round(format->rounding, (float)((bytes[i] & 128 ? -code : code) * (double)scale));
+    }
+    for (size_t i = 0; i < n && format->type != QUANT_FP8; i++) {
         const size_t block = i / format->block, at = format->nested ? block / QUANT_NESTED_BLOCK : block;
         if (format->type == QUANT_MXFP4)
             scale = (float)ldexp(1, bytes[p.scale_codes + block] - 128);

@@ -86,7 +86,7 @@ static size_t place_needed(const Run *run, const Batch *shape, size_t limit, Pla
 
 // Recommends adapters, or a base in 4 bits for adapters.
 static void recommend_adapters(const Run *run, size_t B, size_t limit, char *text) {
-    const QuantFormat nf4_format = {QUANT_NF4, 1, QUANT_BLOCK, DTYPE_FP32};
+    const QuantFormat nf4_format = quant_format(QUANT_NF4, DTYPE_FP32);
     const int adapters = run->settings.lora != NULL;
     Run trial = *run;
     Lora lora = {0};
@@ -95,7 +95,12 @@ static void recommend_adapters(const Run *run, size_t B, size_t limit, char *tex
     lora_build(&lora, &run->model);
     if (!adapters) trial.settings.lora = &lora;
     trial.settings.reference = computed_reference(run->options, &trial.settings.objective, trial.settings.lora);
+    if (run->storage.format) trial.settings.storage = &run->storage; // of an FP8 folder, which is not quantised again
     if (!adapters) recommend(&trial, B, limit, "--lora-rank 32", text);
+    if (run->storage.format) {
+        lora_free(&lora);
+        return;
+    }
     storage_choose(&nf4, &run->model, nf4_format, 0);
     trial.settings.storage = &nf4;
     recommend(&trial, B, limit, adapters ? "--base nf4" : "--lora-rank 32 --base nf4", text);

@@ -74,7 +74,10 @@ static void report_model(FILE *out, const Run *run) {
     fprintf(out, ", %zu layers of %zu", c->num_hidden_layers, c->hidden_size);
     if (!run->settings.backward) fprintf(out, ", vocabulary %zu", c->vocab_size);
     fprintf(out, ", %s%s%s", dtype_name(run->model.dtype), taken_device_text(run),
-            run->settings.storage ? " with matrices in 4 bits" : "");
+            !run->storage.format                           ? ""
+            : !run->settings.storage                       ? (run->settings.backward ? ", decoded from FP8" : "")
+            : quant_bits(run->settings.storage->type) == 8 ? " with matrices in FP8"
+                                                           : " with matrices in 4 bits");
     if (run->settings.backward) fputs(lora->rank ? "; trained:" : "; trained: all", out);
     if (lora->rank) {
         lora_ranks(lora, &least, &most);
@@ -113,7 +116,7 @@ static void report_base(const Run *run) {
     const Storage *storage = run->settings.storage;
     const Model *model = &run->model;
     const StorageErrors *errors = &run->errors;
-    QuantFormat format = {QUANT_NONE, 0, 0, DTYPE_FP32};
+    QuantFormat format = {QUANT_NONE, 0, 0, DTYPE_FP32, {0}};
     double elements = 0, bytes = 0, all = 0;
     for (size_t i = 0; storage && i < model->parameter_count; i++) {
         all += (double)parameter_elements(&model->parameters[i]);
@@ -123,8 +126,10 @@ static void report_base(const Run *run) {
         bytes += (double)storage->table.parameters[i].rows;
     }
     if (format.type == QUANT_NONE) return;
-    fprintf(run->text, "base     %s%s, blocks of %zu: %.3f bits an element of %s; %s others %s; frozen\n",
-            quant_type_names[format.type], format.nested ? ", double quantisation" : "", format.block,
+    char rows[32] = "";
+    if (format.grid.block_rows) snprintf(rows, sizeof(rows), "%zu x ", format.grid.block_rows);
+    fprintf(run->text, "base     %s%s, blocks of %s%zu: %.3f bits an element of %s; %s others %s; frozen\n",
+            quant_type_names[format.type], format.nested ? ", double quantisation" : "", rows, format.block,
             8 * bytes / elements, human_count(elements), human_count(all - elements), dtype_name(model->dtype));
     for (size_t k = 0; k < errors->kinds; k++) {
         const StorageError *e = &errors->kind[k];

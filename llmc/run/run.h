@@ -169,11 +169,13 @@ static void run_choose_base(Run *run, const char *directory) {
                 die_usage("--base %s: %s is in %s already, and is not quantised again; leave --base out, or give the "
                           "model that it was made from",
                           option_chosen(o, "base"), source->path, quant_type_names[source->quant[i].type]);
-    if (source && wanted) source_quantise(source, format, o->quantise_head);
+    if (source && wanted &&
+        (source->stored != QUANT_FP8 || format.type != QUANT_FP8)) // other matrices of an FP8 folder stay
+        source_quantise(source, format, o->quantise_head);
     if (source && source->quant && o->base != BASE_NONE) storage_build(&run->storage, &run->model, source->quant);
     if (source || (!wanted && !directory) || o->base == BASE_NONE) return;
     QuantFormat *formats = directory ? hf_directory_formats(directory, &run->model) : NULL;
-    if (wanted)
+    if (wanted && !(formats && format.type == QUANT_FP8))
         storage_choose(&run->storage, &run->model, format, o->quantise_head);
     else if (formats)
         storage_build(&run->storage, &run->model, formats);
@@ -183,7 +185,7 @@ static void run_choose_base(Run *run, const char *directory) {
 // Writes the type and number of quantised matrices, a setting that a resumed run must repeat.
 static const char *run_base_text(const Run *run, char text[64]) {
     const Storage *storage = run->settings.storage;
-    QuantFormat f = {QUANT_NONE, 0, 0, DTYPE_FP32};
+    QuantFormat f = {QUANT_NONE, 0, 0, DTYPE_FP32, {0}};
     size_t count = 0;
     for (size_t i = 0; storage && i < run->model.parameter_count; i++)
         if (storage->format[i].type != QUANT_NONE) f = storage->format[i], count++;
@@ -294,9 +296,10 @@ static void run_open(Run *run, const Options *o, const char *model) {
         check_positions(run, o->seq_len, "--seq-len");
     run->settings = settings_from_options(o, &run->model, run->lora.rank ? &run->lora : NULL);
     if (run->settings.backward && !o->quiet) run_note_grown(run);
-    if (run->storage.format) run->settings.storage = &run->storage;
-    if (run->storage.format && run->settings.backward && !run->lora.rank)
-        die_usage("weights in 4 bits are frozen: give --lora-rank to train adapters%s",
+    const int decodes = run->storage.type == QUANT_FP8 && o->base == BASE_AUTO && run->settings.backward;
+    if (run->storage.format && (!decodes || run->lora.rank)) run->settings.storage = &run->storage;
+    if (run->settings.storage && run->settings.backward && !run->lora.rank)
+        die_usage("weights in %d bits are frozen: give --lora-rank to train adapters%s", quant_bits(run->storage.type),
                   o->base >= BASE_NF4 ? ", or leave --base out" : ", or --base none to train the decoded weights");
     const World world = run->settings.world;
     run->assignment = o->verb == VERB_EVAL

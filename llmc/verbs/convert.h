@@ -14,8 +14,9 @@ static int convert_to_folder(const Options *options) {
     static const char *const only[] = {"like", "max-shard-size", "tokenizer"};
     static const char *const others[] = {".gguf", ".safetensors", ".pt", ".pth", ".ckpt", ".onnx"};
     const char *out = options->out;
-    int folder = options->to == CONVERT_AUTO ? !text_ends_with(out, ".bin")
-                                             : text_is_one_of(option_chosen(options, "to"), "hf|text|nf4|fp4|mxfp4");
+    int folder = options->to == CONVERT_AUTO
+                     ? !text_ends_with(out, ".bin")
+                     : text_is_one_of(option_chosen(options, "to"), "hf|text|nf4|fp4|mxfp4|fp8");
     for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++)
         if (text_ends_with(out, others[i]))
             die_usage("--out %s: convert writes no %s files; give a folder name%s", out, others[i],
@@ -59,6 +60,9 @@ static Converted convert_write(const Options *options, WeightSource *source, con
             die_usage("--to mxfp4 is a format of gpt_oss models, and this is %s; give --to nf4, which does not "
                       "quantise experts",
                       source->config.family->name);
+        if (quantised == QUANT_FP8 && (source->stored != QUANT_FP8 || like))
+            die_usage("--to fp8 keeps the bytes of an FP8 folder, and %s; --base fp8 quantises for a run",
+                      like ? "takes no --like" : "this model is not in FP8");
         HfWrite write = hf_write_prepare(source, dtype, like, options->max_shard_size, options->to == CONVERT_TEXT,
                                          quantised, options->quantise_head);
         hf_find_tokenizer(&write, options->tokenizer);

@@ -55,24 +55,25 @@ static void experts_shape(OpShape *s, const Config *c, size_t i) {
 
 // Makes the i-th of an op's shapes. Returns 0 if the op has fewer shapes.
 static int op_shape(const char *op, const Config *c, size_t n, size_t i, OpShape *s) {
-    static const QuantFormat formats[] = {{QUANT_FP4, 1, QUANT_BLOCK, DTYPE_FP32},
-                                          {QUANT_NF4, 0, QUANT_BLOCK, DTYPE_BF16},
-                                          {QUANT_NF4, 1, QUANT_BLOCK, DTYPE_FP16},
-                                          {QUANT_NF4, 1, QUANT_BLOCK, DTYPE_BF16},
-                                          {QUANT_MXFP4, 0, MXFP4_BLOCK, DTYPE_BF16}};
+    static const QuantFormat formats[] = {{QUANT_FP4, 1, QUANT_BLOCK, DTYPE_FP32, {0}},
+                                          {QUANT_NF4, 0, QUANT_BLOCK, DTYPE_BF16, {0}},
+                                          {QUANT_NF4, 1, QUANT_BLOCK, DTYPE_FP16, {0}},
+                                          {QUANT_NF4, 1, QUANT_BLOCK, DTYPE_BF16, {0}},
+                                          {QUANT_MXFP4, 0, MXFP4_BLOCK, DTYPE_BF16, {0}},
+                                          {QUANT_FP8, 0, FP8_BLOCK, DTYPE_BF16, {0, 0, FP8_BLOCK, DTYPE_FP32}}};
     static const SamplingSettings settings[] = {{0, 0, 0, 1, 0}, {1, 0, 0, 1, 0}, {0.7, 0, 50, 0.95, 0}};
     static const struct {
         const char *op; // beginning of the op's name
         size_t shapes, tokens;
         double factor;
     } special[] = {{"embedding", 1, SIZE_MAX, 1.5},
-                   {"dequantise", 3, SIZE_MAX, 0},
+                   {"dequantise", 4, SIZE_MAX, 0},
                    {"norm", 2, SIZE_MAX, 0},
-                   {"linear_forward_quantised", 1, 9, 0},
+                   {"linear_forward_quantised", 2, 9, 0},
                    {"linear", 6, SIZE_MAX, 0},
                    {"router", 2, 150, 0.1},
                    {"route", 2, 150, 0},
-                   {"experts_forward_quantised", 2, 24, 0},
+                   {"experts_forward_quantised", 3, 24, 0},
                    {"experts", 2, 400, 0},
                    {"scale", 1, SIZE_MAX, 0.3},
                    {"dropout", 1, SIZE_MAX, 0.1},
@@ -94,6 +95,7 @@ static int op_shape(const char *op, const Config *c, size_t n, size_t i, OpShape
     s->accumulate = i == 0, s->back = s->documents = s->in_ranges = i == 1, s->bias = s->joined = s->times = i == 0;
     s->format = formats[i % 3], s->sampling = settings[i % 3], s->sampling.cap = s->cap;
     if (!strcmp(kind, "embedding")) s->positions = min_size(n, c->max_position_embeddings), s->type = check.ops->summed;
+    if (!strcmp(kind, "dequantise") && i == 3) s->format = formats[5];
     if (!strcmp(kind, "rope")) s->positions = 131072;
     if (!strcmp(kind, "draw")) s->seed = i;
     if (!strcmp(op, "scatter_rows") || !strcmp(op, "gather_rows")) s->V = 2 * n;
@@ -104,11 +106,11 @@ static int op_shape(const char *op, const Config *c, size_t n, size_t i, OpShape
         if (i) s->n = n * s->NH, s->C = s->HD;
     }
     if (!strcmp(kind, "linear") && i < shapes) product_shape(s, i);
-    if (!strncmp(kind, "experts", strlen("experts"))) experts_shape(s, c, i), s->format = formats[3 + i % 2];
+    if (!strncmp(kind, "experts", strlen("experts"))) experts_shape(s, c, i), s->format = formats[3 + i % 3];
     if (!strncmp(op, "experts_bias", strlen("experts_bias")))
         s->C = s->OC, s->joined = i == 1;          // biases of both products
     if (!strcmp(kind, "linear_forward_quantised")) // few output columns, since a whole record is decoded
-        s->OC = s->stride = min_size(s->FF, 100), s->first = 1, s->format = formats[3];
+        s->OC = s->stride = min_size(s->FF, 100), s->first = 1, s->format = formats[i ? 5 : 3];
     if (!strcmp(kind, "attention")) { // like most passes; keys in two ranges; in the model's window, if it has one
         shapes = c->sliding_window ? 3 : 2;
         s->spans.window = i == 2 ? min_size(c->sliding_window, 2 * n) : 0;

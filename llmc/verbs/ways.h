@@ -114,6 +114,7 @@ static void way_open(WayToTrain *w, const Run *run, int lora) {
     }
     if (!lora) w->run.settings.lora = NULL;
     if (lora && !run->settings.lora) w->run.settings.lora = &w->run.lora;
+    if (lora && run->storage.format) w->run.settings.storage = &run->storage;
     w->run.settings.reference = computed_reference(&w->options, &w->run.settings.objective, w->run.settings.lora);
 }
 
@@ -264,7 +265,7 @@ static void ways_json(JsonOut *json, const char *key, const WayToTrain *ways, si
         json_object(json, NULL);
         json_text(json, "trained", s->lora ? "lora" : "full");
         json_size(json, "lora_rank", s->lora ? w->run.lora.rank : 0);
-        json_bool(json, "base_in_4_bits", s->storage != NULL);
+        json_bool(json, "base_in_4_bits", s->storage && quant_bits(s->storage->type) == 4);
         json_text(json, "with", place_names[w->uses]);
         json_size(json, "max_seq_len", w->longest);
         json_bool(json, "fits", w->fits);

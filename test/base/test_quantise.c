@@ -65,7 +65,7 @@ static void golden_case(void) {
 // Compares values of all codes with every scale, in bf16. Code 2j is the low half of byte j.
 static void golden_mxfp4(void) {
     enum { BLOCKS = 256, N = BLOCKS * MXFP4_BLOCK };
-    const QuantFormat f = {QUANT_MXFP4, 0, MXFP4_BLOCK, DTYPE_BF16};
+    const QuantFormat f = {QUANT_MXFP4, 0, MXFP4_BLOCK, DTYPE_BF16, {0}};
     const QuantParts p = quant_parts(f, N);
     uint8_t *record = (uint8_t *)case_memory(p.bytes);
     float *decoded = (float *)case_memory(N * sizeof(float));
@@ -107,7 +107,7 @@ TEST(records_are_those_of_bitsandbytes) {
 
 // The code's value is one of the nearest values; of two it is the one with an even code.
 TEST(mxfp4_is_rounded_to_the_nearest) {
-    const QuantFormat f = {QUANT_MXFP4, 0, MXFP4_BLOCK, DTYPE_FP32};
+    const QuantFormat f = {QUANT_MXFP4, 0, MXFP4_BLOCK, DTYPE_FP32, {0}};
     for (int turn = 0; turn < 3000; turn++) {
         float x[MXFP4_BLOCK], decoded[MXFP4_BLOCK], most = 0;
         uint8_t record[64], again[64];
@@ -162,6 +162,81 @@ TEST(parts_follow_each_other) {
         assert_true(p.offset >= p.scales + 4 * p.scale_count && p.bytes >= p.offset + (f.nested ? 4 : 0));
         assert_true((p.scale_codes | p.scales | p.offset) % 16 == 0 && p.bytes % 64 == 0 && p.bytes < p.offset + 128);
     }
+}
+
+// The value of a code by its definition, and all codes in ascending order of their values.
+static double fp8_defined(unsigned code) {
+    const int exponent = code >> 3 & 15, mantissa = code & 7;
+    const double value = exponent ? ldexp(1 + mantissa / 8.0, exponent - 7) : ldexp(mantissa / 8.0, -6);
+    return code & 128 ? -value : value;
+}
+
+TEST(fp8_codes) {
+    for (unsigned code = 0; code < 256; code++) {
+        if ((code & 127) == 127) continue;
+        const float value = quant_fp8_value(code);
+        test_case("code 0x%02x", code);
+        assert_true((double)value == fp8_defined(code) && !signbit(value) == !(code & 128));
+        assert_int_equal(quant_fp8_code(value), code);
+        if ((code & 127) == 126) continue;
+        const double next = fp8_defined(code + 1), middle = ((double)value + next) / 2; // to the even code
+        assert_int_equal(quant_fp8_code((float)middle), code % 2 ? code + 1 : code);
+        assert_int_equal(quant_fp8_code((float)(middle + (next - middle) / 1024)), code + 1);
+        assert_int_equal(quant_fp8_code((float)(middle - (next - middle) / 1024)), code);
+    }
+    assert_int_equal(quant_fp8_code(1e30f), 0x7e);
+    assert_int_equal(quant_fp8_code(-460), 0xfe);
+}
+
+TEST(fp8_scales) {
+    assert_true(quant_fp8_scale(0, DTYPE_FP32) == 1 && quant_fp8_scale(448, DTYPE_FP32) == 1);
+    assert_true(quant_fp8_scale(448, DTYPE_INT8) == 1 && quant_fp8_scale(449, DTYPE_INT8) == 2);
+    assert_true(quant_fp8_scale(224, DTYPE_INT8) == 0.5f && quant_fp8_scale(1e-44f, DTYPE_FP32) > 0);
+    assert_true(quant_fp8_scale(449, DTYPE_BF16) == bf16_to_float(float_to_bf16(449.0f / 448)));
+}
+
+// Matrices [192, 136] in blocks of 128 x 128: the last blocks have 64 rows and 8 columns. Ranges decode as the whole,
+// and each block by its own scale; blocks of which no value changes keep their bytes.
+TEST(fp8_blocks) {
+    enum { ROWS = 192, COLS = 136, ALL = 2 * ROWS * COLS };
+    const QuantFormat f = quant_on(quant_format(QUANT_FP8, DTYPE_BF16), ROWS, COLS);
+    const QuantParts p = quant_parts(f, ALL);
+    float *x = (float *)case_memory(ALL * sizeof(float)), *out = (float *)case_memory(ALL * sizeof(float)), part[300];
+    uint8_t *record = (uint8_t *)case_memory(p.bytes), *changed = (uint8_t *)case_memory(p.bytes);
+    float *scales = (float *)(void *)(record + p.scales);
+    assert_int_equal(p.blocks, 8);
+    for (size_t i = 0; i < ALL; i++) {
+        const size_t block = i / COLS / ROWS * 4 + i / COLS % ROWS / 128 * 2 + i % COLS / 128;
+        x[i] = (float)(test_uniform() - 0.5) * ldexpf(1, (int)block);
+        if (i / COLS % 64 == 3 && (i % COLS == 0 || i % COLS == 128)) x[i] = -ldexpf(0.5f, (int)block);
+    }
+    quant_encode(record, f, x, ALL);
+    quant_decode_range(out, f, record, ALL, 0, ALL);
+    for (size_t b = 0; b < 8; b++) assert_true(scales[b] == ldexpf(0.5f, (int)b) / 448);
+    for (size_t i = 0; i < ALL; i++) {
+        const size_t block = i / COLS / ROWS * 4 + i / COLS % ROWS / 128 * 2 + i % COLS / 128;
+        assert_true(out[i] == bf16_to_float(float_to_bf16((float)fp8_defined(record[i]) * scales[block])));
+        assert_true(fabsf(out[i] - x[i]) <= fmaxf(fabsf(x[i]) / 15, scales[block] * 0x1p-9f));
+    }
+    for (size_t begin = 0; begin < ALL; begin += 4321) {
+        quant_decode_range(part, f, record, ALL, begin, min_size(300, ALL - begin));
+        assert_memory_equal(part, out + begin, min_size(300, ALL - begin) * sizeof(float));
+    }
+    for (size_t b = 0; b < 8; b++) scales[b] *= 1.013f; // not the scales that encoding would choose
+    quant_decode_range(x, f, record, ALL, 0, ALL);
+    x[150 * COLS + 130] = 100; // in block 3 alone
+    QuantEncoder e = quant_encode_begin(changed, f, ALL);
+    e.was = record, e.changed = (uint8_t *)case_memory(p.blocks);
+    memset(e.changed, 0, p.blocks);
+    for (int pass = 0; pass < 2; pass++) {
+        if (pass) quant_fp8_turn(&e);
+        for (size_t begin = 0; begin < ALL; begin += 5000)
+            quant_encode_part(&e, x + begin, begin, min_size(5000, ALL - begin));
+    }
+    for (size_t b = 0; b < 8; b++) assert_int_equal(memcmp(e.scale + b, scales + b, sizeof(float)) != 0, b == 3);
+    for (size_t i = 0; i < ALL; i++)
+        if (i / COLS < 128 || i / COLS >= ROWS || i % COLS < 128) assert_int_equal(changed[i], record[i]);
+    assert_int_equal(changed[150 * COLS + 130], 0x7e);
 }
 
 int main(int argc, char **argv) { RUN_LISTED(argc, argv, NULL); }

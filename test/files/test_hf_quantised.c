@@ -1,6 +1,7 @@
 /*
 Folders of matrices in 4 bits, as transformers and bitsandbytes save them (test/golden/make_quantised_folders.py):
-reading one equals encoding the same model; wrong ones are refused, naming the fault.
+reading one equals encoding the same model; wrong ones are refused, naming the fault. Folders in FP8 (make_fp8.py) decode
+as transformers and the formula decode them.
 */
 #include "test/base/damage.h"
 #include "weight_files.h"
@@ -9,6 +10,8 @@ reading one equals encoding the same model; wrong ones are refused, naming the f
 #define NF4   "qwen3-nf4/"
 #define FP4   "gpt2-fp4/"
 #define MXFP4 "gpt_oss-mxfp4/"
+#define FP8   "qwen3_moe-fp8/"
+#define FORMS "qwen3-fp8/"
 
 // Compares all 4-bit matrices of a folder with the encoded original.
 static void expect_encoded(const char *folder, const char *original, QuantFormat format, size_t count) {
@@ -33,7 +36,7 @@ static void expect_encoded(const char *folder, const char *original, QuantFormat
 }
 
 TEST(records_are_those_of_the_files) {
-    const QuantFormat nf4 = {QUANT_NF4, 1, 64, DTYPE_BF16}, fp4 = {QUANT_FP4, 0, 64, DTYPE_FP32};
+    const QuantFormat nf4 = {QUANT_NF4, 1, 64, DTYPE_BF16, {0}}, fp4 = {QUANT_FP4, 0, 64, DTYPE_FP32, {0}};
     expect_encoded(GOLDEN NF4, GOLDEN "qwen3-bf16", nf4, 11);
     expect_encoded(GOLDEN FP4, GOLDEN "gpt2", fp4, 8);
 }
@@ -69,6 +72,35 @@ TEST(ranges_of_decoded_values) {
     expect_ranges(GOLDEN MXFP4);
 }
 
+// Values of FP8 in any range, across experts, equal those of the folder that transformers (FORMS: the formula) decoded.
+static void expect_decoded(const char *folder, size_t coded) {
+    char path[300];
+    snprintf(path, sizeof(path), GOLDEN "%s", folder);
+    WeightSource *fp8 = weights_open(path);
+    const char *copy = copy_golden(folder);
+    run_command("cp --no-preserve=mode " GOLDEN "%sdecoded/" HF_SINGLE_FILE " '%s'", folder, copy);
+    run_command("sed -i s/quantization_config/ignored/ '%s'/config.json%s", copy, "");
+    WeightSource *bf16 = weights_open(copy);
+    size_t found = 0;
+    for (size_t i = 0; i < fp8->model.parameter_count; i++) {
+        const size_t n = parameter_elements(&fp8->model.parameters[i]);
+        test_case("%s", fp8->model.parameters[i].name);
+        uint16_t *a = (uint16_t *)case_memory(n * 2), *b = (uint16_t *)case_memory(n * 2);
+        weights_read(bf16, i, 0, n, DTYPE_BF16, b);
+        for (size_t begin = 0; begin < n; begin += 333)
+            weights_read(fp8, i, begin, min_size(333, n - begin), DTYPE_BF16, a + begin);
+        assert_memory_equal(a, b, n * 2);
+        found += fp8->places[i].is_codes != 0;
+    }
+    assert_int_equal(found, coded);
+    weights_close(fp8), weights_close(bf16);
+}
+
+TEST(fp8_is_decoded) {
+    expect_decoded(FP8, 11);
+    expect_decoded(FORMS, 13);
+}
+
 // The first matrix of either folder; byte 0 of the data after the header
 #define DOWN "model.layers.0.mlp.down_proj.weight"
 #define RENAMED(part)                                                                                                  \
@@ -78,6 +110,8 @@ TEST(ranges_of_decoded_values) {
 #define NF4_DATA(byte)            (8 + 8672 + (byte))
 #define FP4_DATA(byte)            (8 + 5112 + (byte))
 #define MXFP4_DATA(byte)          (8 + 4152 + (byte))
+#define FP8_DATA(byte)            (8 + 6888 + (byte))
+#define UP                        "model.layers.0.mlp.experts.1.up_proj.weight"
 #define EXPERTS                   "model.layers.0.mlp.experts.down_proj"
 #define QUANTISER(was, is, words) CHANGED_TEXT(NF4 "config.json", was, is, words)
 
@@ -123,9 +157,8 @@ TEST(wrong_folders) {
         QUANTISER("\"quant_method\": \"bitsandbytes\"", "\"quant_method\": \"gptq\"", "quantization_config (gptq)"),
         QUANTISER("\"quant_method\": \"bitsandbytes\"", "\"quant_method\": \"awq\"", "quantization_config (awq)"),
         QUANTISER("\"quant_method\": \"bitsandbytes\"", "\"quant_method\": \"mxfp4\"", "quantization_config (mxfp4)"),
-        QUANTISER("\"quant_method\": \"bitsandbytes\"", "\"quant_method\": \"fp8\"", "quantization_config (fp8)"),
         QUANTISER("\"quant_method\": \"bitsandbytes\"", "\"quant_method\": \"compressed-tensors\"",
-                  "take the original model and --base nf4"),
+                  "quantization_config (compressed-tensors, no format): only FP8 in e4m3"),
         QUANTISER("\"load_in_4bit\": true,\n    \"load_in_8bit\": false",
                   "\"load_in_4bit\": false, \"load_in_8bit\": true", "quantization_config (bitsandbytes in 8 bits)"),
         CHANGED_TEXT(MXFP4 HF_SINGLE_FILE, EXPERTS "_scales", EXPERTS "_skales",
@@ -138,10 +171,47 @@ TEST(wrong_folders) {
         OTHER_NUMBER(MXFP4 HF_SINGLE_FILE, MXFP4_DATA(26078), 1, 255, "tensor " EXPERTS "_scales has 255 at [2]"),
         OTHER_NUMBER(MXFP4 HF_SINGLE_FILE, MXFP4_DATA(26078), 1, 253, "tensor " EXPERTS "_scales has 253 at [2]"),
         OTHER_NUMBER(MXFP4 HF_SINGLE_FILE, MXFP4_DATA(26078), 1, 252, NULL),
+        CHANGED_TEXT(FP8 HF_SINGLE_FILE, UP "_scale_inv", UP "_scale_unv",
+                     "tensor " UP " is in F8_E4M3, but " UP "_scale_inv, its scales, is missing"),
+        CHANGED_TEXT(FP8 HF_SINGLE_FILE, UP "_scale_inv\":{\"dtype\":\"F32\",\"shape\":[1,2]",
+                     UP "_scale_inv\":{\"dtype\":\"F32\",\"shape\":[2,1]",
+                     "tensor " UP "_scale_inv has shape [2, 1], but blocks of 16 x 16 have [1, 2]; take config.json"),
+        CHANGED_TEXT(FP8 HF_SINGLE_FILE, UP "_scale_inv\":{\"dtype\":\"F32\"", UP "_scale_inv\":{\"dtype\":\"I32\"",
+                     "tensor " UP "_scale_inv has dtype I32; scales in F32, BF16, U8 and F8_E8M0"),
+        CHANGED_TEXT(FP8 HF_SINGLE_FILE, UP "\":{\"dtype\":\"F8_E4M3\"", UP "\":{\"dtype\":\"F8_E5M2\"",
+                     "tensor " UP " has dtype F8_E5M2"),
+        CHANGED_TEXT(FP8 HF_SINGLE_FILE, UP "\":{\"dtype\":\"F8_E4M3\",\"shape\":[16,32]",
+                     UP "\":{\"dtype\":\"F8_E4M3\",\"shape\":[32,16]",
+                     "tensor " UP " has shape [32, 16], but config.json"),
+        OTHER_NUMBER(FP8 HF_SINGLE_FILE, FP8_DATA(40), 4, 0, "tensor " UP "_scale_inv has 0 at [0]; scales are finite"),
+        OTHER_NUMBER(FP8 HF_SINGLE_FILE, FP8_DATA(44), 4, 0x7fc00000, "tensor " UP "_scale_inv has nan at [1]"),
+        OTHER_NUMBER(FP8 HF_SINGLE_FILE, FP8_DATA(44), 4, 0xbf800000, "tensor " UP "_scale_inv has -1 at [1]"),
+        OTHER_NUMBER(FP8 HF_SINGLE_FILE, FP8_DATA(16936 + 77), 1, 0x7f,
+                     "tensor " UP " has the code 0x7f, which is NaN, at [77]; download the folder again"),
+        OTHER_NUMBER(FP8 HF_SINGLE_FILE, FP8_DATA(17447), 1, 0xff, "has the code 0xff, which is NaN, at [511]"),
+        OTHER_NUMBER(FP8 HF_SINGLE_FILE, FP8_DATA(17447), 1, 0xfe, NULL),
+        OTHER_NUMBER(FORMS HF_SINGLE_FILE, 8 + 4432 + 39285, 1, 255, "o_proj.weight_scale has nan at [1]"),
+        CHANGED_TEXT(FP8 "config.json", "\"weight_block_size\": [\n      16,", "\"weight_block_size\": [\n      32,",
+                     "_scale_inv has shape [2, 2], but blocks of 32 x 16 have [1, 2]"),
+        CHANGED_TEXT(FP8 "config.json", "\"weight_block_size\": [\n      16,", "\"weight_block_size\": [\n      0,",
+                     "a size of blocks is not a whole number above 0"),
+        CHANGED_TEXT(FP8 "config.json", "\"weight_block_size\": [\n      16,",
+                     "\"weight_block_size\": [\n      16, 16,", "a size of blocks is not a list such as [128, 128]"),
+        CHANGED_TEXT(FP8 "config.json", "\"fmt\": \"e4m3\"", "\"fmt\": \"e5m2\"",
+                     "quantization_config (fp8, e5m2): only FP8 in e4m3 is supported"),
+        CHANGED_TEXT(FP8 "config.json", "\"fmt\": \"e4m3\"", "\"expert_dtype\": \"fp4\"",
+                     "quantization_config (fp8, fp4)"),
+        CHANGED_TEXT(FP8 "config.json", "\"quant_method\": \"fp8\"",
+                     "\"quant_method\": \"modelopt\", \"quant_algo\": \"NVFP4\"",
+                     "quantization_config (modelopt, NVFP4)"),
+        CHANGED_TEXT(FORMS "config.json", "\"float-quantized\"", "\"mxfp8-quantized\"",
+                     "quantization_config (compressed-tensors, mxfp8-quantized): only FP8"),
+        CHANGED_TEXT(FORMS "config.json", "\"num_bits\": 8", "\"num_bits\": 4", "only FP8 in e4m3 is supported"),
+        CHANGED_TEXT(FORMS "config.json", "\"type\": \"float\"", "\"type\": \"int\"", "only FP8 in e4m3 is supported"),
         QUANTISER("\"bnb_4bit_quant_type\": \"nf4\"", "\"bnb_4bit_quant_type\": \"af4\"", "bnb_4bit_quant_type is af4"),
     };
-    const DamageSuite suite = {copy_goldens("qwen3-nf4 gpt2-fp4 qwen3 gpt_oss-mxfp4"), open_and_read, NULL,
-                               mend_safetensors, 0};
+    const DamageSuite suite = {copy_goldens("qwen3-nf4 gpt2-fp4 qwen3 gpt_oss-mxfp4 qwen3_moe-fp8 qwen3-fp8"),
+                               open_and_read, NULL, mend_safetensors, 0};
     expect_damage_found(&suite, rows, COUNT_OF(rows));
 }
 

@@ -258,9 +258,13 @@ TEST(experts_forward_quantised) {
                                        {70, 3, 128, 9}, {2, 6, 384, 60},  {40, 16, 32, 24}, {5, 5, 7, 5}};
     for (size_t i = 0; i < 4 * COUNT_OF(shapes); i++) {
         OpShape s = experts_shape(shapes[i / 4], i);
-        QuantFormat f = {i % 2 ? QUANT_NF4 : QUANT_FP4, i % 3 != 0, i % 4 ? 64 : 32,
-                         i % 5 > 2 && ops->stored != DTYPE_BF16 ? DTYPE_FP32 : DTYPE_BF16};
-        if (i % 4 == 3) f = (QuantFormat){QUANT_MXFP4, 0, MXFP4_BLOCK, f.rounding};
+        QuantFormat f = {i % 2 ? QUANT_NF4 : QUANT_FP4,
+                         i % 3 != 0,
+                         i % 4 ? 64 : 32,
+                         i % 5 > 2 && ops->stored != DTYPE_BF16 ? DTYPE_FP32 : DTYPE_BF16,
+                         {0}};
+        if (i % 4 == 3) f = (QuantFormat){QUANT_MXFP4, 0, MXFP4_BLOCK, f.rounding, {0}};
+        if (i % 4 == 2) f = random_fp8(shapes[i / 4][3], shapes[i / 4][2]);
         s.format = f;
         experts_case(&s, i);
         case_experts_forward_quantised(&s);

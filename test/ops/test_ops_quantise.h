@@ -17,7 +17,10 @@ static uint8_t *random_record(QuantFormat f, size_t n) {
     uint8_t *record = (uint8_t *)case_memory(p.bytes);
     const float offset = random_scale();
     memset(record, 0xff, p.bytes);
-    for (size_t i = 0; i < (n + 1) / 2; i++) record[i] = (uint8_t)test_random();
+    for (size_t i = 0; i < (f.type == QUANT_FP8 ? n : (n + 1) / 2); i++) {
+        record[i] = (uint8_t)test_random();
+        if (f.type == QUANT_FP8 && (record[i] & 0x7f) == 0x7f) record[i] = 0x81; // NaN is refused before
+    }
     for (size_t i = 0; (f.nested || f.type == QUANT_MXFP4) && i < p.blocks; i++)
         record[p.scale_codes + i] = (uint8_t)test_random();
     for (size_t i = 0; i < p.scale_count; i++) {
@@ -50,15 +53,33 @@ static void dequantise_case(QuantFormat f, size_t n) {
                       (double)values[i]);
 }
 
+// Returns fp8's blocks in matrices [rows, cols]: blocks of 8 x 8 to 128 x 128, a row or a matrix.
+static QuantFormat random_fp8(size_t rows, size_t cols) {
+    const size_t side = (size_t)8 << test_random_below(5), kind = test_random_below(4);
+    QuantFormat f = {QUANT_FP8, 0, kind > 1 ? side : 0, DTYPE_BF16, {0, 0, kind > 1 ? side : kind, DTYPE_FP32}};
+    return quant_on(f, rows, cols);
+}
+
+TEST(dequantise_fp8) {
+    static const size_t sides[][2] = {{1, 1}, {3, 7}, {192, 40}, {40, 192}, {129, 64}, {5, 4099}, {64, 136}, {576, 8}};
+    for (size_t i = 0; i < 3 * COUNT_OF(sides); i++) {
+        const size_t *side = sides[i / 3], matrices = 1 + i % 3;
+        dequantise_case(random_fp8(side[0], side[1]), matrices * side[0] * side[1]);
+    }
+}
+
 TEST(dequantise) {
     static const size_t lengths[] = {1, 2, 7, 8, 31, 32, 33, 63, 64, 65, 127, 1000, 4099, 16451, 40000};
     static const size_t blocks[] = {32, 64, 64, 128, 4096};
     static const DType roundings[] = {DTYPE_FP32, DTYPE_BF16, DTYPE_FP16};
     for (size_t l = 0; l < COUNT_OF(lengths); l++)
         for (size_t variant = l % CASE_STEP; variant < 15; variant += EMULATED ? CASE_STEP : 1) {
-            QuantFormat f = {variant % 2 ? QUANT_NF4 : QUANT_FP4, variant / 2 % 2 == 0,
-                             blocks[test_random_below(COUNT_OF(blocks))], roundings[variant / 4 % 3]};
-            if (variant >= 12) f = (QuantFormat){QUANT_MXFP4, 0, MXFP4_BLOCK, roundings[variant % 3]};
+            QuantFormat f = {variant % 2 ? QUANT_NF4 : QUANT_FP4,
+                             variant / 2 % 2 == 0,
+                             blocks[test_random_below(COUNT_OF(blocks))],
+                             roundings[variant / 4 % 3],
+                             {0}};
+            if (variant >= 12) f = (QuantFormat){QUANT_MXFP4, 0, MXFP4_BLOCK, roundings[variant % 3], {0}};
             dequantise_case(f, lengths[l]);
         }
 }
@@ -75,14 +96,19 @@ TEST(linear_forward_quantised) {
     for (size_t s = 0; s < COUNT_OF(shapes) + 30; s++) {
         const size_t any[3] = {1 + test_random_below(12), 1 + test_random_below(300), 1 + test_random_below(60)};
         const size_t *shape = s < COUNT_OF(shapes) ? shapes[s] : any;
-        QuantFormat f = {s % 4 ? QUANT_NF4 : QUANT_FP4, s % 3 != 0, blocks[s % 5],
-                         ops->stored == DTYPE_BF16 ? DTYPE_BF16 : roundings[s / 2 % 3]};
-        if (s % 6 == 5) f = (QuantFormat){QUANT_MXFP4, 0, MXFP4_BLOCK, f.rounding};
+        QuantFormat f = {s % 4 ? QUANT_NF4 : QUANT_FP4,
+                         s % 3 != 0,
+                         blocks[s % 5],
+                         ops->stored == DTYPE_BF16 ? DTYPE_BF16 : roundings[s / 2 % 3],
+                         {0}};
+        if (s % 6 == 5) f = (QuantFormat){QUANT_MXFP4, 0, MXFP4_BLOCK, f.rounding, {0}};
+        const size_t from = s % 7 < 4 ? 0 : test_random_below(20);
+        if (s % 6 == 2) f = random_fp8(from + shape[2] + from % 3, shape[1]);
         const OpShape of_case = {.n = shape[0],
                                  .C = shape[1],
                                  .OC = shape[2],
                                  .format = f,
-                                 .first = s % 7 < 4 ? 0 : test_random_below(20),
+                                 .first = from,
                                  .stride = shape[2] + (s % 2 ? test_random_below(9) : 0)};
         case_of(variants[s % 3 + 3 * (s / 2 % 3)], "from row %zu stride=%zu %s%s blocks of %zu, rounded to %s",
                 of_case.first, of_case.stride, quant_type_names[f.type], f.nested ? " nested" : "", f.block,

@@ -300,7 +300,7 @@ static void counting_dequantise(Stored *out, const void *record, const QuantForm
 TEST(a_visit_of_a_layer_decodes_it_once) {
     static const size_t length[] = {23}, chunks[] = {1000, 5};
     static const int32_t token[] = {3};
-    const QuantFormat nf4 = {QUANT_NF4, 1, QUANT_BLOCK, DTYPE_FP32};
+    const QuantFormat nf4 = {QUANT_NF4, 1, QUANT_BLOCK, DTYPE_FP32, {0}};
     TinyCase c = tiny_case(TINY_SHARED, 3);
     Storage storage;
     Ops ops = *ops_device;

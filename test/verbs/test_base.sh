@@ -9,9 +9,10 @@ lora='--lora-rank 3 --seq-len 30 --batch 6 --quiet --overwrite'
 # ---- the same gradients --------------------------------------------------------------------------------------------------------
 gpt_oss='hidden_size=64,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,head_dim=16,num_experts=4,num_experts_per_tok=2'
 succeeds convert --init gpt_oss,$gpt_oss,intermediate_size=32,vocab_size=96,sliding_window=8 --seed 5 --out "$WORK/gpt_oss" --quiet
-for model in qwen3 gpt2 qwen3_5_moe gpt_oss gemma4-e; do
+for model in qwen3 gpt2 qwen3_5_moe gpt_oss gemma4-e qwen3_moe-fp8 qwen3-fp8 glm4_moe; do
     type=nf4 of=$GOLDEN/$model
     [ $model = gpt2 ] && type=fp4
+    case $model in *fp8 | glm4_moe) type=fp8 ;; esac
     [ $model = gpt_oss ] && type=mxfp4 of=$WORK/gpt_oss
     decoded=$WORK/decoded-$model
     succeeds convert --model "$of" --base $type --out "$decoded" --quiet
@@ -37,21 +38,25 @@ ids=$(ids)
 succeeds sample --model "$WORK/decoded-head" $sample
 check 'and with the head in 4 bits' [ "$(ids)" = "$ids" ]
 command -v mpirun >/dev/null || skip 'ranks that share a base in 4 bits' 'there is no mpirun'
-for options in '--zero 3' '--zero 3 --weights host' '--sp 3' '--zero 3 --base mxfp4'; do
+for options in '--zero 3' '--zero 3 --weights host' '--sp 3' '--zero 3 --base mxfp4' '--zero 3 --base fp8'; do
     command -v mpirun >/dev/null || break
     coded="$GOLDEN/qwen3 --base nf4" decoded=$WORK/decoded-qwen3
-    case $options in *mxfp4) coded=$WORK/gpt_oss decoded=$WORK/decoded-gpt_oss ;; esac
+    case $options in
+        *mxfp4) coded=$WORK/gpt_oss decoded=$WORK/decoded-gpt_oss ;;
+        *fp8) coded=$GOLDEN/qwen3_moe-fp8 decoded=$WORK/decoded-qwen3_moe-fp8 ;;
+    esac
     check "3 ranks $options" ranks 3 bp --model $coded $lora $options --grads-out "$WORK/a.safetensors"
     check "3 ranks $options" ranks 3 bp --model "$decoded" $lora ${options% --base*} --grads-out "$WORK/b.safetensors"
     check "3 ranks, $options: 4 bits, decoded" cmp -s "$WORK/a.safetensors" "$WORK/b.safetensors"
 done
 
 # ---- folders -------------------------------------------------------------------------------------------------------------------
-for model in qwen3-nf4 gpt2-fp4 gpt_oss-mxfp4; do
+for model in qwen3-nf4 gpt2-fp4 gpt_oss-mxfp4 qwen3_moe-fp8 qwen3-fp8; do
     type=${model#*-}
     succeeds convert --model $GOLDEN/$model --to $type --out "$WORK/$model" --quiet
     check "$model is copied to the byte" cmp -s $GOLDEN/$model/model.safetensors "$WORK/$model/model.safetensors"
-    [ $type = mxfp4 ] && check 'its config.json, too' cmp -s $GOLDEN/$model/config.json "$WORK/$model/config.json"
+    case $type in mxfp4 | fp8) check 'its config.json, too' cmp -s $GOLDEN/$model/config.json "$WORK/$model/config.json" ;; esac
+    [ $model = qwen3-fp8 ] && continue # its matrices have scales of several forms, which config.json does not tell
     succeeds plan --for bp --model $GOLDEN/$model $(echo $lora | sed s/--overwrite//) --json
     planned=$(json total_bytes)
     succeeds bp --model $GOLDEN/$model $lora --json
@@ -103,6 +108,28 @@ ids=$(ids)
 succeeds sample --model "$WORK/merged.bin" --prompt-ids 1,2,3 --max-new-tokens 8 --temperature 0 --json
 check 'the merged model writes the same' [ "$(ids)" = "$ids" ]
 
+# adapters over FP8: merged, they change blocks of their matrices alone
+train="--model $GOLDEN/qwen3-fp8 --lora-rank 2 --lora-targets q_proj --lora-layers 0 --data $SHARD --any-tokenizer --seq-len 48 --batch 2 --quiet --schedule constant"
+in_two_parts fp8 4 '' $train --lr 1e-1
+succeeds train $train --lr 0 --steps 1 --out "$WORK/fp8-zero"
+merge="convert --model $GOLDEN/qwen3-fp8 --merge --quiet"
+succeeds $merge --adapter "$WORK/fp8-zero" --to fp8 --out "$WORK/fp8-same"
+check 'FP8: adapters of 0 change no byte' cmp -s $GOLDEN/qwen3-fp8/model.safetensors "$WORK/fp8-same/model.safetensors"
+succeeds $merge --adapter "$WORK/fp8" --to fp8 --out "$WORK/fp8-merged"
+bytes=$(cmp -l $GOLDEN/qwen3-fp8/model.safetensors "$WORK/fp8-merged/model.safetensors" | wc -l)
+check 'FP8: adapters of [192, 16] change its codes and two scales' [ "$bytes" -gt 1000 -a "$bytes" -le 3080 ]
+succeeds eval --model $GOLDEN/qwen3-fp8 --adapter "$WORK/fp8" $eval
+loss=$(json loss)
+succeeds eval --model "$WORK/fp8-merged" $eval
+check 'and the merged folder has the loss of the adapters' close "$(json loss)" "$loss" 1e-2
+succeeds $merge --adapter "$WORK/fp8" --dtype fp32 --out "$WORK/fp8.bin"
+succeeds eval --model "$WORK/fp8.bin" $eval
+check 'and so have decoded weights' close "$(json loss)" "$loss" 1e-4
+succeeds train --model $GOLDEN/qwen3-fp8 --data $SHARD --any-tokenizer --seq-len 48 --steps 1 --out "$WORK/fp8-all" --quiet
+succeeds convert --model "$WORK/fp8-all" --out "$WORK/fp8-all-hf" --quiet
+check 'all weights of an FP8 folder become bf16' [ "$(grep -c quantization_config "$WORK/fp8-all-hf/config.json")" = 0 ]
+succeeds eval --model "$WORK/fp8-all-hf" $eval
+
 # ---- texts side by side ---------------------------------------------------------------------------------------------------------
 make_documents "$WORK/prompts.bin" 96 5,9,3,7 3 0 prompts
 printf 'while read -r line; do echo "${#line}"; done\n' >"$WORK/reward.sh"
@@ -120,6 +147,14 @@ says out '^base     nf4, double quantisation, blocks of 64: 4.373 bits an elemen
 refuses 2 'weights in 4 bits are frozen: give --lora-rank to train adapters, or leave --base out' bp --model $GOLDEN/qwen3 --base nf4
 refuses 2 'or --base none to train the decoded weights' bp --model $GOLDEN/qwen3-nf4
 succeeds bp --model $GOLDEN/qwen3-nf4 --base none --seq-len 20
+refuses 2 'weights in 8 bits are frozen' bp --model $GOLDEN/qwen3-fp8 --base fp8
+succeeds bp --model $GOLDEN/qwen3-fp8 --seq-len 20
+says out '^model .*, decoded from FP8; trained: all$'
+says err 'note: 13 matrices are in FP8; .*scales of activations are not used'
+succeeds plan --model $GOLDEN/qwen3_moe-fp8 --lora-rank 2 --seq-len 20 --verbose
+says out '^base     fp8, blocks of 16 x 16: 8\.379 bits an element of 14.85 k; 7.07 k others fp32; frozen$'
+refuses 2 '--base nf4: .* is in fp8 already' bp --model $GOLDEN/qwen3-fp8 --base nf4 --lora-rank 2
+refuses 2 '--to fp8 keeps the bytes of an FP8 folder, and this model is not in FP8' convert --model $GOLDEN/qwen3 --to fp8 --out "$WORK/none"
 refuses 2 '--base fp4: .* is in nf4 already' bp --model $GOLDEN/qwen3-nf4 --base fp4 --lora-rank 2
 refuses 2 '--base mxfp4 is for experts, and this qwen3 model has none; give --base nf4' bp --model $GOLDEN/qwen3 --base mxfp4 --lora-rank 2
 refuses 2 'down_proj has rows of 24 elements, not a multiple of 32' bp --init gpt_oss,$gpt_oss,intermediate_size=24 --base mxfp4 --lora-rank 2

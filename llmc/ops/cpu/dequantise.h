@@ -1,7 +1,7 @@
 /*
-Decodes 4-bit matrices (llmc/base/quantise.h) to floatX. A block's 16 codes times its scale, rounded, are a table of 16
-values of floatX; elements are picked from it by code, in registers on AVX2 and AVX-512. So an element costs little more
-than its bytes, and at most a fourth as many values are rounded.
+Decodes matrices in 4 or 8 bits (llmc/base/quantise.h) to floatX. In 4 bits a block's 16 codes times its scale, rounded,
+are a table of 16 values of floatX; elements are picked from it by code, in registers on AVX2 and AVX-512. So an element
+costs little more than its bytes, and at most a fourth as many values are rounded.
 */
 #ifndef LLMC_CPU_DEQUANTISE_H
 #define LLMC_CPU_DEQUANTISE_H
@@ -151,6 +151,17 @@ VECTOR_INLINE void block_values(floatX table[16], const float *codes, DType roun
     }
 }
 
+// Decodes out[count] = elements [begin, begin + count) of a matrix in fp8.
+static void decode_fp8(floatX *out, const uint8_t *record, QuantFormat f, const QuantParts *p, size_t begin,
+                       size_t count) {
+    const float *scales = (const float *)(const void *)(record + p->scales);
+    for (size_t i = begin, end, b; i < begin + count; i = end) {
+        end = quant_fp8_run(f, i, begin + count, &b);
+        for (size_t j = i; j < end; j++) // rounded to bf16 by every build
+            out[j - begin] = store((floatS)bf16_to_float(float_to_bf16(quant_fp8_value(record[j]) * scales[b])));
+    }
+}
+
 // Returns log2 of a block's length: shifts by it replace divisions.
 static inline int block_shift(QuantFormat f) { return __builtin_ctzll((unsigned long long)f.block); }
 
@@ -160,6 +171,10 @@ static void decode_elements(floatX *out, const void *record, QuantFormat f, cons
     enum { SCALES = 64 }; // blocks whose scales are decoded at once
     const uint8_t *codes = (const uint8_t *)record;
     const size_t end = begin + count;
+    if (f.type == QUANT_FP8) {
+        decode_fp8(out, codes, f, p, begin, count);
+        return;
+    }
     const int shift = block_shift(f), first = quant_first_shift(f.type);
     for (size_t i = begin; i < end;) {
         const size_t block = i >> shift, blocks = min_size(SCALES, ((end - 1) >> shift) + 1 - block);

@@ -420,10 +420,11 @@ static void decode_many(floatX *out, const FewRows *f, size_t begin, size_t coun
 static void decode_rows(const floatX *row[MANY_ROWS], floatX decoded[MANY_ROWS][STREAMED_DEPTH], const FewRows *f,
                         size_t first, size_t begin, size_t from, size_t end) {
     const size_t depth = min_size(STREAMED_DEPTH, end - from), next = first + (from + depth < end ? 0 : MANY_ROWS);
+    const size_t bits = (size_t)quant_bits(f->coded->format->type);
     for (size_t c = 0; c < MANY_ROWS; c++) {
         const size_t then = min_size(next + c, f->rows - 1) * f->k + (from + depth < end ? from + depth : begin);
-        const char *ahead = (const char *)f->coded->record + (f->coded->record_first * f->k + then) / 2;
-        for (size_t i = 0; i < depth / 2; i += 64) __builtin_prefetch(ahead + i);
+        const char *ahead = (const char *)f->coded->record + (f->coded->record_first * f->k + then) * bits / 8;
+        for (size_t i = 0; i < depth * bits / 8; i += 64) __builtin_prefetch(ahead + i);
         decode_many(decoded[c], f, min_size(first + c, f->rows - 1) * f->k + from, depth);
         row[c] = decoded[c];
     }
@@ -599,7 +600,7 @@ static void product_of_few(const Product *p) {
     f.x = columns ? p->a : p->b, f.x_stride = columns ? a_stride(p) : p->k, f.count = columns ? p->m : p->n;
     f.many = columns ? p->b : p->a, f.stride = columns ? p->k : a_stride(p), f.rows = columns ? p->n : p->m;
 #if defined(PICKED_VECTORS)
-    f.codes = p->record && f.count <= CODED_ROWS && p->k % p->format->block == 0;
+    f.codes = p->record && p->format->type != QUANT_FP8 && f.count <= CODED_ROWS && p->k % p->format->block == 0;
 #endif
     const size_t unit = f.codes ? VECTOR_LANES : VECTOR_LANES * FEW_WORD;
     f.tiles = panels_of(f.count, FEW_ROWS), f.whole = p->k / unit * unit;

@@ -1,7 +1,10 @@
 /*
-Decodes 4-bit matrices (llmc/base/quantise.h) to floatX in op set "cuda". A thread takes the 4 bytes of 8 elements, so
-that a warp reads and writes without gaps. The 8 elements share a scale, which is looked up and rounded as
+Decodes quantised matrices (llmc/base/quantise.h) to floatX in op set "cuda". In 4 bits a thread takes the 4 bytes of 8
+elements, so that a warp reads and writes without gaps. The 8 elements share a scale, which is looked up and rounded as
 quant_scales_of does. Bytes moved per element: 1/2, s, and scales: 1/16 (nested 1/64) of blocks of 64, in mxfp4 1/32.
+
+fp8: a warp decodes a row, FP8_CODES codes of a lane at a time if rows and blocks are made of whole groups, else one. A
+product takes a row in the same way. Bytes moved per element: 1 and s.
 
 linear_forward_quantised: a warp computes one element of each of a few rows of out, so it reads a row of codes once;
 rows of x are in the caches. Half a warp takes PART elements, which share a scale. Lane k rounds the value of code k,
@@ -81,9 +84,44 @@ __global__ void dequantise_kernel(floatX *out, const uint8_t *record, QuantForma
     }
 }
 
+// ---- fp8 ------------------------------------------------------------------------------------------------------------
+constexpr int FP8_CODES = 4;
+
+// Loads N codes, decoded with their scale and rounded to bf16, then to floatX.
+template <int N> __device__ inline Pack<floatX, N> fp8_load(const uint8_t *from, float scale) {
+    Pack<floatX, N> values;
+    const uint32_t codes = N == 1 ? *from : *(const uint32_t *)from;
+    for (int j = 0; j < N; j++)
+        values.x[j] = decoded<DTYPE_BF16>(quant_fp8_value((unsigned)(codes >> 8 * j & 255)), scale);
+    return values;
+}
+
+template <int N>
+__global__ void dequantise_fp8_kernel(floatX *out, const uint8_t *record, QuantFormat format, QuantParts p, size_t n) {
+    const unsigned lane = threadIdx.x % LANES, cols = (unsigned)format.grid.cols, block = (unsigned)format.block;
+    const size_t warps = (size_t)gridDim.x * (LOOP_THREADS / LANES);
+    for (size_t row = ((size_t)blockIdx.x * LOOP_THREADS + threadIdx.x) / LANES; row * cols < n; row += warps) {
+        const float *const scales = (const float *)(record + p.scales) + quant_row_scale(format, row);
+        for (unsigned c = lane * N; c < cols && row * cols + c < n; c += LANES * N) {
+            const Pack<floatX, N> values = fp8_load<N>(record + row * cols + c, scales[c / block]);
+            if constexpr (N == 1)
+                out[row * cols + c] = values.x[0];
+            else
+                pack_write(out + row * cols + c, values);
+        }
+    }
+}
+
+// Tells whether FP8_CODES elements from a multiple of FP8_CODES on lie in one row and have one scale.
+static bool fp8_is_grouped(const QuantFormat *format) {
+    return format->grid.cols % FP8_CODES == 0 && (format->block % FP8_CODES == 0 || format->block >= format->grid.cols);
+}
+
 // Returns the tables of a launch. *shift: log2 of the block's length
 static DequantiseTables dequantise_tables(const QuantFormat *format, unsigned *shift) {
-    DequantiseTables tables;
+    DequantiseTables tables = {};
+    *shift = 0;
+    if (format->type == QUANT_FP8) return tables; // decoded without tables
     memcpy(tables.code, quant_codes[format->type], sizeof(tables.code));
     memcpy(tables.map, quant_scales()->map, sizeof(tables.map));
     for (*shift = 0; (size_t)1 << *shift < format->block;) ++*shift;
@@ -102,6 +140,14 @@ template <typename F> static void with_rounding(const QuantFormat *format, F lau
 static void cuda_dequantise(Stored *out, const void *record, const QuantFormat *format, size_t n) {
     unsigned shift;
     const DequantiseTables tables = dequantise_tables(format, &shift);
+    if (format->type == QUANT_FP8) {
+        const size_t rows = blocks_for(n, format->grid.cols);
+        with_flag(all_aligned(out) && fp8_is_grouped(format), [&](auto GROUPED) {
+            LAUNCH((dequantise_fp8_kernel < GROUPED ? FP8_CODES : 1 >), loop_grid(rows * LANES), LOOP_THREADS, 0)
+            ((floatX *)out, (const uint8_t *)record, *format, quant_parts(*format, n), n);
+        });
+        return;
+    }
     with_flag(all_aligned(out), [&](auto PACKED) {
         with_rounding(format, [&](auto ROUNDING) {
             LAUNCH((dequantise_kernel<ROUNDING, PACKED>), loop_grid(blocks_for(n, CODES_OF_WORD)), LOOP_THREADS, 0)
@@ -124,8 +170,9 @@ struct QuantisedMatrix {
     size_t row;              // index in the record of the row's first element
 };
 
-// Scaling of a part. NO_PARTS: rows are not whole parts; EXACT_SCALES: mxfp4's scales
-enum PartScales { NO_PARTS, ONE_SCALE, EXACT_SCALES };
+// Scaling of a part. NO_PARTS: rows are not whole parts; EXACT_SCALES: mxfp4's scales; FP8_ONE, FP8_GROUPS: fp8, one
+// code or FP8_CODES at a time
+enum PartScales { NO_PARTS, ONE_SCALE, EXACT_SCALES, FP8_ONE, FP8_GROUPS };
 
 // Calls f(r, row r of x[n,C] times a row of the matrix) for r < n, in lane 0. One warp computes it. ROWS: at least n
 template <DType ROUNDING, PartScales SCALES, int ROWS, typename F>
@@ -134,7 +181,21 @@ __device__ inline void quantised_row(const QuantisedMatrix &m, const floatX *x, 
     const unsigned lane = threadIdx.x % LANES, order = first_shift(m.format);
     float sum[ROWS] = {};
     const auto x_row = [=](int r) { return x + ((size_t)r < n ? (size_t)r : n - 1) * C; };
-    if constexpr (SCALES != NO_PARTS) {
+    if constexpr (SCALES >= FP8_ONE) {
+        constexpr int N = SCALES == FP8_GROUPS ? FP8_CODES : 1;
+        const float *const scales = (const float *)(m.record + m.parts.scales) + quant_row_scale(m.format, m.row / C);
+        for (unsigned i = lane * N; i < C; i += LANES * N) {
+            const Pack<floatX, N> weight = fp8_load<N>(m.record + m.row + i, scales[i / (unsigned)m.format.block]);
+            for (int r = 0; r < ROWS; r++) {
+                float values[N];
+                if constexpr (N == 1)
+                    values[0] = load(x_row(r)[i]);
+                else
+                    read_wide<N>(values, x_row(r) + i);
+                for (int k = 0; k < N; k++) sum[r] += values[k] * load(weight.x[k]);
+            }
+        }
+    } else if constexpr (SCALES != NO_PARTS) {
         constexpr bool EXACT = SCALES == EXACT_SCALES;
         constexpr unsigned BLOCKS = EXACT ? PART / MXFP4_BLOCK : 1; // blocks per part
         const unsigned half = lane / 16, own = lane % 16, parts = (unsigned)(C / PART);
@@ -200,6 +261,11 @@ __global__ void linear_forward_quantised_kernel(floatX *out, const floatX *x, co
 // Calls launch(ROUNDING, SCALES) with constants for rows of C elements.
 template <typename F> static void with_parts(const QuantFormat *format, size_t C, const void *x, F launch) {
     const bool whole = C % PART == 0 && all_aligned(x);
+    if (format->type == QUANT_FP8)
+        return with_flag(all_aligned(x) && fp8_is_grouped(format), [&](auto GROUPED) {
+            launch(std::integral_constant<DType, DTYPE_BF16>(), std::integral_constant < PartScales,
+                   GROUPED ? FP8_GROUPS : FP8_ONE > ());
+        });
     if (whole && format->type == QUANT_MXFP4 && format->rounding != DTYPE_FP16) // exact except when rounding to fp16
         return launch(std::integral_constant<DType, DTYPE_FP32>(), std::integral_constant<PartScales, EXACT_SCALES>());
     with_flag(whole && format->block >= PART, [&](auto WHOLE) {
