@@ -248,10 +248,11 @@ static int hf_has_key(const Family *family, const char *name) {
 }
 
 // Tells whether a family's config.json has a key under its alias: every key of GPT-2, one key of models with a dense
-// MLP next to experts.
+// MLP next to experts, use_bias.
 static int hf_uses_alias(const Family *family, const ConfigKey *key) {
     return key->alias &&
-           (family->learned_positions || (family->experts_beside && !strcmp(key->name, "num_experts_per_tok")));
+           (family->learned_positions || (family->experts_beside && !strcmp(key->name, "num_experts_per_tok")) ||
+            (family->mlp_biases_too && !strcmp(key->name, "attention_bias")));
 }
 
 static void hf_read_keys(Config *config, const cJSON *root, const char *path) {
@@ -304,6 +305,7 @@ static void hf_check_required(const Config *config, const char *path) {
     const char *also = config->family->learned_positions ? "max_position_embeddings" : "intermediate_size";
     for (const ConfigKey *key = config_keys; key < config_keys + CONFIG_KEYS; key++) {
         if ((strcmp(key->name, also) != 0 || !family_has_key(config->family, also)) &&
+            (strcmp(key->name, "head_dim") != 0 || config->family->qk_norm != QK_NORM_ROTATED) && // Hunyuan's class
             !text_is_one_of(key->name, "vocab_size|hidden_size|num_hidden_layers|num_attention_heads"))
             continue;
         const char *alias = config->family->learned_positions ? key->alias : NULL;
@@ -363,9 +365,10 @@ static void hf_read_rope_object(Config *config, const cJSON *rope, const char *n
     if (!type && json_get(rope, "factor"))
         die("%s: %s has a factor but no rope_type; give both or neither", path, name);
     if (!type) return;
-    const int scales = family_has_key(config->family, "rope_type");
+    const int scales = family_has_key(config->family, "rope_type"), alpha = family_has_key(config->family, "alpha");
     const char *plain = config->family->proportional ? "proportional" : "default";
-    if (!cJSON_IsString(type) || !text_is_one_of(type->valuestring, scales ? "default|linear|llama3|yarn" : plain))
+    if (!cJSON_IsString(type) || (!text_is_one_of(type->valuestring, scales ? "default|linear|llama3|yarn" : plain) &&
+                                  !(alpha && json_is(type, "dynamic"))))
         die("%s: %s of type %s is not supported%s; supported: %s", path, name,
             json_scalar_text(type, value, sizeof(value)), scales ? "" : " for this family",
             scales ? "default, linear, llama3 or yarn" : plain);
@@ -747,6 +750,7 @@ static void hf_put_rope_object(JsonOut *json, const char *name, const Config *co
     json_object(json, name);
     json_text(json, "rope_type", config->family->proportional ? "proportional" : rope_type_names[config->rope.type]);
     hf_put_keys(json, config, level);
+    if (config->rope.type == ROPE_DYNAMIC) json_word(json, "factor", "1.0"); // required, but without effect
     if (family_has_key(config->family, "llama_4_scaling_beta") && rotation_growth(config) == 0) {
         json_word(json, "llama_4_scaling_beta", "0.0"); // required by the family's config class
         if (config->rope.type == ROPE_DEFAULT || config->rope.type == ROPE_LINEAR)

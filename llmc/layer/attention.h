@@ -39,6 +39,7 @@ static void kv_project(const Visit *v, const Activations *a) {
     const ChunkKeys c = chunk_keys(v);
     if (!keys_found(v)) {
         linear_forward(v, K_WEIGHT, c.k_linear, a->norm[0], NULL);
+        rotate_product(v, K_NORM, c.k_linear);
         linear_forward(v, V_WEIGHT, c.v_linear, a->norm[0], NULL);
     }
     keys_finish(v, c);
@@ -63,6 +64,7 @@ static void queries_linear(const Visit *v, const Activations *a, Stored *q_linea
     Stored *both = push_queries_and_gates(v, "queries and gates", q_linear);
     linear_forward(v, Q_WEIGHT, both, a->norm[0], NULL);
     gates_split(v, both, q_linear, gate, 0);
+    rotate_product(v, Q_NORM, q_linear);
     arena_pop(v->s->arena, mark);
 }
 
@@ -239,6 +241,7 @@ static Stored *keys_linear(const Visit *v, const Activations *a) {
     if (s->kv.k_linear) return key_value_at(s, s->kv.k_linear, v->l, v->c.token);
     Stored *k_linear = push_stored(s, SHARE_WORKSPACE, "keys before QK-norm", v->c.n * v->layer->shape.KV);
     linear_forward(v, K_WEIGHT, k_linear, a->norm[0], NULL);
+    rotate_product(v, K_NORM, k_linear);
     return k_linear;
 }
 

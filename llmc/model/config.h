@@ -11,8 +11,9 @@ The configuration of a model: a family (family.h) and its numbers, under their H
 #include <ctype.h>
 #include <stddef.h>
 
-typedef enum { ROPE_DEFAULT, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN, ROPE_TYPES } RopeType;
-static const char *const rope_type_names[ROPE_TYPES] = {"default", "linear", "llama3", "yarn"};
+// ROPE_DYNAMIC: the base grows by a fixed alpha (Hunyuan), whatever the length
+typedef enum { ROPE_DEFAULT, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN, ROPE_DYNAMIC, ROPE_TYPES } RopeType;
+static const char *const rope_type_names[ROPE_TYPES] = {"default", "linear", "llama3", "yarn", "dynamic"};
 
 static const char *const gelu_names[2] = {"gelu_new", "gelu_pytorch_tanh"};
 
@@ -27,6 +28,7 @@ typedef struct {
     double attention_factor, mscale, mscale_all_dim; // 0: not given
     size_t original_max_position_embeddings;         // 0: max_position_embeddings
     int truncate;
+    double alpha;                // rope_theta is multiplied by alpha^(d/(d-2)), d = head_dim
     double llama_4_scaling_beta; // growth of queries with the logarithm of their position (Rotation in ops.h)
 } RopeScaling;
 
@@ -95,6 +97,7 @@ typedef struct {
 enum { OPTIONAL = 1 };
 #define LLAMA3_SCALED  (1 << ROPE_LLAMA3)
 #define YARN_SCALED    (1 << ROPE_YARN)
+#define DYNAMIC_SCALED (1 << ROPE_DYNAMIC)
 #define SCALED         (1 << ROPE_LINEAR | LLAMA3_SCALED | YARN_SCALED)
 #define KEY(name)      #name, offsetof(Config, name)
 #define ROPE_KEY(name) #name, offsetof(Config, rope.name)
@@ -111,9 +114,9 @@ static const ConfigKey config_keys[] = {
     {KEY(rope_theta), NULL, KEY_DOUBLE, 1, 1e12, 0, 0},
     {KEY(initializer_range), NULL, KEY_DOUBLE, 0, 10, 0, 0},
     {KEY(tie_word_embeddings), NULL, KEY_BOOL, 0, 1, 0, 0},
-    {KEY(attention_bias), NULL, KEY_BOOL, 0, 1, 0, 0},
+    {KEY(attention_bias), "use_bias", KEY_BOOL, 0, 1, 0, 0},
     {KEY(mlp_bias), NULL, KEY_BOOL, 0, 1, 0, OPTIONAL},
-    {"rope_type", offsetof(Config, rope.type), NULL, KEY_ROPE_TYPE, 0, 0, SCALED, 0},
+    {"rope_type", offsetof(Config, rope.type), NULL, KEY_ROPE_TYPE, 0, 0, SCALED | DYNAMIC_SCALED, 0},
     {ROPE_KEY(factor), NULL, KEY_DOUBLE, 1e-3, 1e6, SCALED, 0},
     {ROPE_KEY(original_max_position_embeddings), NULL, KEY_SIZE, 1, 1e9, LLAMA3_SCALED | YARN_SCALED, 0},
     {ROPE_KEY(low_freq_factor), NULL, KEY_DOUBLE, 1e-3, 1e6, LLAMA3_SCALED, 0},
@@ -124,6 +127,7 @@ static const ConfigKey config_keys[] = {
     {ROPE_KEY(mscale), NULL, KEY_DOUBLE, 0, 1e6, YARN_SCALED, 0},
     {ROPE_KEY(mscale_all_dim), NULL, KEY_DOUBLE, 0, 1e6, YARN_SCALED, 0},
     {ROPE_KEY(truncate), NULL, KEY_BOOL, 0, 1, YARN_SCALED, 0},
+    {ROPE_KEY(alpha), NULL, KEY_DOUBLE, 0, 1e9, DYNAMIC_SCALED, OPTIONAL},
     {ROPE_KEY(llama_4_scaling_beta), NULL, KEY_DOUBLE, 0, 1e3, LLAMA3_SCALED | YARN_SCALED, OPTIONAL},
     {KEY(rope_local_base_freq), NULL, KEY_DOUBLE, 1, 1e12, 0, OPTIONAL},
     {KEY(sliding_window), NULL, KEY_SIZE, 0, 1e9, 0, 0},
@@ -554,7 +558,7 @@ static void config_finish_sharing(Config *c, const char *where, int code) {
 
 // Refuses a rope type without the keys that it needs.
 static void config_resolve_rope(Config *config, const char *where, int code) {
-    static const char *const needed[] = {"factor", "low_freq_factor", "high_freq_factor"};
+    static const char *const needed[] = {"factor", "low_freq_factor", "high_freq_factor", "alpha"};
     for (size_t i = 0; i < sizeof(needed) / sizeof(needed[0]); i++) {
         const ConfigKey *key = &config_keys[config_key_find(needed[i])];
         if ((key->scaling >> config->rope.type & 1) &&
@@ -614,6 +618,9 @@ static void config_finish(Config *config, const char *where, int code) {
                      where, config->hidden_size, config->num_attention_heads);
         config->head_dim = config->hidden_size / config->num_attention_heads;
     }
+    if (config->rope.type == ROPE_DYNAMIC && config->head_dim == 2)
+        die_with(code, "%s: rope_type dynamic needs a head_dim above 2", where);
+    if (family->mlp_biases_too) config->mlp_bias = config->attention_bias;
     if (family->activation == ACTIVATION_GELU && !config_given(config, "intermediate_size"))
         config->intermediate_size = 4 * config->hidden_size;
     if (config->num_attention_heads % config->num_key_value_heads)

@@ -41,7 +41,8 @@ typedef enum {
 } ModelTensor;
 // clang-format on
 
-typedef enum { QK_NORM_NONE, QK_NORM_HEADS, QK_NORM_WHOLE } QkNorm; // no QK-norm, per head, over all heads
+// No QK-norm; per head; over all heads; per head, after the rotary embedding
+typedef enum { QK_NORM_NONE, QK_NORM_HEADS, QK_NORM_WHOLE, QK_NORM_ROTATED } QkNorm;
 
 // What files call the tensors
 typedef struct {
@@ -64,6 +65,7 @@ typedef struct {
     int learned_positions;  // position table instead of RoPE
     int qkv_bias;           // biases on q, k, v but not on the output projection, whatever attention_bias says
     int biases;             // biases on every linear layer
+    int mlp_biases_too;     // attention_bias, use_bias in files, gives the MLP biases, too
     int no_output_bias;     // attention_bias covers only q, k, v
     int conv1d;             // files hold linear weights transposed
     int norm_offset;        // norms multiply by 1 + w
@@ -96,9 +98,11 @@ static int family_has_linear(const Family *family) { return strchr(family->layer
 #define LINEAR_NAMES "linear_attn.in_proj_qkv.weight", "linear_attn.in_proj_z.weight",                               \
     "linear_attn.in_proj_b.weight", "linear_attn.in_proj_a.weight", "linear_attn.conv1d.weight",                    \
     "linear_attn.dt_bias", "linear_attn.A_log", "linear_attn.norm.weight", "linear_attn.out_proj.weight"
-#define ATTENTION_NAMES "self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight",               \
-    "self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias", "self_attn.q_norm.weight",              \
-    "self_attn.k_norm.weight", "self_attn.o_proj.weight", "self_attn.o_proj.bias"
+// Argument: the names of QK-norm
+#define ATTENTION_NORM_NAMES(...) "self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight",     \
+    "self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias", __VA_ARGS__,                            \
+    "self_attn.o_proj.weight", "self_attn.o_proj.bias"
+#define ATTENTION_NAMES ATTENTION_NORM_NAMES("self_attn.q_norm.weight", "self_attn.k_norm.weight")
 #define MLP_NAMES "mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.gate_proj.bias", "mlp.up_proj.bias",              \
     "mlp.down_proj.weight", "mlp.down_proj.bias"
 #define NO_MLP_NAMES NULL, NULL, NULL, NULL, NULL, NULL
@@ -228,6 +232,27 @@ static const Family families[] = {
      "max_position_embeddings=2048,rms_norm_eps=1e-6,rope_theta=10000,mlp_bias=false,embedding_multiplier=1,"
      "attention_multiplier=1,residual_multiplier=1,logits_scaling=1",
      .layer_types = "", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU,
+     TENSOR_NAMES(LLAMA_LAYER_NAMES)},
+    {.name = "seed_oss", .model_type = "seed_oss", .architecture = "SeedOssForCausalLM",
+     .defaults =
+     "vocab_size=155136,hidden_size=4096,intermediate_size=27648,num_hidden_layers=64,num_attention_heads=80,"
+     "num_key_value_heads=8,head_dim=128,max_position_embeddings=524288,rms_norm_eps=1e-6,rope_theta=10000,"
+     "attention_bias=true,mlp_bias=false",
+     .layer_types = "", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .no_output_bias = 1,
+     TENSOR_NAMES(LLAMA_LAYER_NAMES)},
+    {.name = "hunyuan_v1_dense", .model_type = "hunyuan_v1_dense", .architecture = "HunYuanDenseV1ForCausalLM",
+     .defaults =
+     "vocab_size=290943,hidden_size=4096,intermediate_size=11008,num_hidden_layers=32,num_attention_heads=32,"
+     "max_position_embeddings=2048,rms_norm_eps=1e-5,rope_theta=10000,alpha=0",
+     .layer_types = "", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qk_norm = QK_NORM_ROTATED,
+     TENSOR_NAMES({"input_layernorm.weight", NULL, ATTENTION_NORM_NAMES("self_attn.query_layernorm.weight",
+      "self_attn.key_layernorm.weight"), NO_LINEAR_NAMES, NULL, "post_attention_layernorm.weight", NULL, MLP_NAMES})},
+    {.name = "ernie4_5", .model_type = "ernie4_5", .architecture = "Ernie4_5ForCausalLM",
+     .defaults =
+     "vocab_size=103424,hidden_size=1024,intermediate_size=3072,num_hidden_layers=18,num_attention_heads=16,"
+     "num_key_value_heads=2,head_dim=128,max_position_embeddings=131072,rms_norm_eps=1e-5,rope_theta=500000,"
+     "tie_word_embeddings=true",
+     .layer_types = "", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .mlp_biases_too = 1, .interleaved = 1,
      TENSOR_NAMES(LLAMA_LAYER_NAMES)},
     {.name = "qwen3_moe", .model_type = "qwen3_moe", .architecture = "Qwen3MoeForCausalLM",
      .defaults =
@@ -403,6 +428,8 @@ static const Preset presets[] = {
     {"phi4", "microsoft/phi-4", "phi3", {5120, 17920, 40, 40, 10}, PHI4},
     {"glm4-9b", "zai-org/GLM-4-9B-0414", "glm4", {0}, GLM4},
     {"glm4-32b", "zai-org/GLM-4-32B-0414", "glm4", {6144, 23040, 61, 48, 0}, GLM4 ",attention_bias=false"},
+    {"seed-oss-36b", "ByteDance-Seed/Seed-OSS-36B-Instruct", "seed_oss", {5120, 0, 0, 0, 0}, "rope_theta=10000000"},
+    {"ernie4.5-0.3b", "baidu/ERNIE-4.5-0.3B-PT", "ernie4_5", {0}, ""},
     {"qwen3-30b-a3b", "Qwen/Qwen3-30B-A3B", "qwen3_moe", {2048, 0, 48, 32, 4}, QWEN3_EXPERTS QWEN3},
     {"qwen3-coder-30b-a3b", "Qwen/Qwen3-Coder-30B-A3B-Instruct", "qwen3_moe", {2048, 0, 48, 32, 4},
      QWEN3_EXPERTS "rope_theta=10000000,max_position_embeddings=262144,router_aux_loss_coef=0"},

@@ -268,8 +268,7 @@ static void adapter_backward_input(const Visit *v, const Adapter *adapter, size_
     if (rate > 0) {
         Stored *dinput = push_stored(s, SHARE_WORKSPACE, "adapter input after dropout", n * in);
         s->ops->linear_backward_input(dinput, dh, adapter->a, n, in, rank, rank, 0);
-        s->ops->dropout(dx, dinput, n, in, s->now.batch->first + v->c.token, rate, adapter->seed,
-                        accumulate);
+        s->ops->dropout(dx, dinput, n, in, s->now.batch->first + v->c.token, rate, adapter->seed, accumulate);
     } else {
         s->ops->linear_backward_input(dx, dh, adapter->a, n, in, rank, rank, accumulate);
     }
@@ -362,21 +361,27 @@ static void rotate(const Visit *v, LayerTensor norm, Stored *x, int backward) {
                      backward);
 }
 
+// Turns the product of queries (Q_NORM) or keys (K_NORM) into what QK-norm reads: rotates it if the rotation comes first.
+static void rotate_product(const Visit *v, LayerTensor norm, Stored *product) {
+    if (v->layer->shape.qk_norm == QK_NORM_ROTATED) rotate(v, norm, product, 0);
+}
+
 // out[n,heads,HD] = QK-norm and rotary embedding of `linear`, the queries or keys before QK-norm. Without QK-norm
 // `linear` is out
 static void rotary_forward(const Visit *v, LayerTensor norm, Stored *out, const Stored *linear) {
     const HeadRows of = head_rows(v, norm);
-    if (v->layer->shape.qk_norm)
-        v->s->ops->norm_forward(out, linear, weight_of(v, norm), NULL, NULL, of.rows, of.width, norm_of(v->s));
-    rotate(v, norm, out, 0);
+    const QkNorm kind = v->layer->shape.qk_norm;
+    if (kind) v->s->ops->norm_forward(out, linear, weight_of(v, norm), NULL, NULL, of.rows, of.width, norm_of(v->s));
+    if (kind != QK_NORM_ROTATED) rotate(v, norm, out, 0);
 }
 
-// Runs rotary_forward backward on dx, in place; dW of QK-norm +=
+// Runs rotary_forward backward on dx, in place; dW of QK-norm +=. dx becomes the gradient of the product.
 static void rotary_backward(const Visit *v, LayerTensor norm, Stored *dx, const Stored *linear) {
     const HeadRows of = head_rows(v, norm);
-    rotate(v, norm, dx, 1);
-    if (v->layer->shape.qk_norm)
-        norm_rows_backward(v->s, dx, sum_of(v, norm), NULL, dx, linear, weight_of(v, norm), of.rows, of.width, 0);
+    const QkNorm kind = v->layer->shape.qk_norm;
+    if (kind != QK_NORM_ROTATED) rotate(v, norm, dx, 1);
+    if (kind) norm_rows_backward(v->s, dx, sum_of(v, norm), NULL, dx, linear, weight_of(v, norm), of.rows, of.width, 0);
+    if (kind == QK_NORM_ROTATED) rotate(v, norm, dx, 1);
 }
 
 #endif

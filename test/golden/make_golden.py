@@ -11,6 +11,7 @@ The tests read the committed files; only whoever changes the fixtures runs this.
 import argparse
 import contextlib
 import copy
+import importlib
 import json
 import pathlib
 import shutil
@@ -21,31 +22,28 @@ import torch
 import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, Gemma3TextConfig, Gemma4TextConfig, Glm4Config, Glm4MoeConfig, GPT2Config,
-                          GptOssConfig, GraniteConfig, LlamaConfig, Ministral3Config, MistralConfig, MixtralConfig,
-                          Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config, Qwen3_5MoeTextConfig, Qwen3_5TextConfig,
-                          Qwen3Config, Qwen3MoeConfig, SmolLM3Config)
-from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
-from transformers.models.gemma4.modeling_gemma4 import Gemma4RMSNorm, Gemma4TextRouter
-from transformers.models.glm4.modeling_glm4 import Glm4RMSNorm
-from transformers.models.gpt_oss.modeling_gpt_oss import GptOssRMSNorm
-from transformers.models.granite.modeling_granite import GraniteRMSNorm
-from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeRMSNorm, Glm4MoeTopkRouter
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
-from transformers.models.ministral.modeling_ministral import MinistralRMSNorm  # of a Mistral with layer_types
-from transformers.models.ministral3.modeling_ministral3 import Ministral3RMSNorm
-from transformers.models.mistral.modeling_mistral import MistralRMSNorm
-from transformers.models.mixtral.modeling_mixtral import MixtralRMSNorm, MixtralTopKRouter
-from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
-from transformers.models.olmo3.modeling_olmo3 import Olmo3RMSNorm
-from transformers.models.phi3.modeling_phi3 import Phi3RMSNorm
-from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
-from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
-from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet, Qwen3_5RMSNorm
-from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import (Qwen3_5MoeGatedDeltaNet, Qwen3_5MoeRMSNorm,
-                                                                  Qwen3_5MoeTopKRouter)
-from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRMSNorm, Qwen3MoeTopKRouter
-from transformers.models.smollm3.modeling_smollm3 import SmolLM3RMSNorm
+from transformers import (AutoModelForCausalLM, Ernie4_5Config, Gemma3TextConfig, Gemma4TextConfig, Glm4Config, Glm4MoeConfig,
+                          GPT2Config, GptOssConfig, GraniteConfig, HunYuanDenseV1Config, LlamaConfig, Ministral3Config,
+                          MistralConfig, MixtralConfig, Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config,
+                          Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, SeedOssConfig, SmolLM3Config)
+
+
+def classes(text):
+    """Classes of transformers' models, by model and name."""
+    words = (word.split(".") for word in text.split())
+    return [getattr(importlib.import_module(f"transformers.models.{m}.modeling_{m}"), c) for m, c in words]
+
+
+# Classes that cast to fp32 in a model in float64: RMSNorms, those that multiply by 1 + w, and what else casts
+NORMS = classes("""llama.LlamaRMSNorm mistral.MistralRMSNorm ministral.MinistralRMSNorm ministral3.Ministral3RMSNorm
+    qwen2.Qwen2RMSNorm qwen3.Qwen3RMSNorm smollm3.SmolLM3RMSNorm olmo2.Olmo2RMSNorm olmo3.Olmo3RMSNorm phi3.Phi3RMSNorm
+    glm4.Glm4RMSNorm qwen3_moe.Qwen3MoeRMSNorm mixtral.MixtralRMSNorm glm4_moe.Glm4MoeRMSNorm granite.GraniteRMSNorm
+    gpt_oss.GptOssRMSNorm seed_oss.SeedOssRMSNorm hunyuan_v1_dense.HunYuanDenseV1RMSNorm ernie4_5.Ernie4_5RMSNorm""")
+OFFSET_NORMS = classes("gemma3.Gemma3RMSNorm qwen3_5.Qwen3_5RMSNorm qwen3_5_moe.Qwen3_5MoeRMSNorm")
+CASTING = classes("""qwen3_5.Qwen3_5GatedDeltaNet qwen3_5_moe.Qwen3_5MoeGatedDeltaNet qwen3_moe.Qwen3MoeTopKRouter
+    qwen3_5_moe.Qwen3_5MoeTopKRouter mixtral.MixtralTopKRouter glm4_moe.Glm4MoeTopkRouter gemma4.Gemma4RMSNorm
+    gemma4.Gemma4TextRouter ernie4_5.Ernie4_5Attention""")
+Glm4MoeTopkRouter, Gemma4TextRouter = classes("glm4_moe.Glm4MoeTopkRouter gemma4.Gemma4TextRouter")
 
 transformers.utils.logging.disable_progress_bar()
 HERE = pathlib.Path(__file__).resolve().parent
@@ -230,6 +228,23 @@ GRANITE = GraniteConfig(vocab_size=103, hidden_size=36, intermediate_size=52, nu
                         attention_multiplier=0.2, residual_multiplier=0.4, logits_scaling=0.6,
                         rope_parameters=dict(rope_type="default", rope_theta=20000.0), **NO_SPECIAL_TOKENS)
 
+# Three query heads per key/value head; biases on q, k, v alone.
+SEED_OSS = SeedOssConfig(vocab_size=102, hidden_size=36, intermediate_size=44, num_hidden_layers=2, num_attention_heads=6,
+                         num_key_value_heads=2, head_dim=10, max_position_embeddings=128, attention_dropout=0.0,
+                         residual_dropout=0.0, rope_parameters=dict(rope_type="default", rope_theta=50000.0),
+                         **NO_SPECIAL_TOKENS)
+
+# QK-norm after rotary positions, whose base grows by a fixed alpha.
+HUNYUAN = HunYuanDenseV1Config(vocab_size=104, hidden_size=32, intermediate_size=40, num_hidden_layers=2,
+                               num_attention_heads=4, num_key_value_heads=2, head_dim=10, max_position_embeddings=128,
+                               rope_parameters=dict(rope_type="dynamic", rope_theta=1e4, alpha=50.0, factor=1.0),
+                               **NO_SPECIAL_TOKENS)
+
+# Neighbours are rotated; biases on every linear layer.
+ERNIE4_5 = Ernie4_5Config(vocab_size=100, hidden_size=32, intermediate_size=44, num_hidden_layers=2, num_attention_heads=4,
+                          num_key_value_heads=2, head_dim=12, max_position_embeddings=128, use_bias=True,
+                          **NO_SPECIAL_TOKENS)
+
 # The middle one of three layers is dense; a normalised choice of 2 of 5 experts, narrower than the hidden size.
 QWEN3_MOE = Qwen3MoeConfig(vocab_size=101, hidden_size=32, intermediate_size=40, num_hidden_layers=3,
                            num_attention_heads=4, num_key_value_heads=2, head_dim=12, max_position_embeddings=128,
@@ -340,6 +355,9 @@ CASES = [
     Case("phi3", PHI3, seed=23),
     Case("glm4", GLM4, seed=28, pad=30),
     Case("granite", GRANITE, seed=1, pad=21),
+    Case("seed_oss", SEED_OSS, seed=5, pad=43),
+    Case("hunyuan_v1_dense", HUNYUAN, seed=39, config_style=4),
+    Case("ernie4_5", ERNIE4_5, seed=1044),
     Case("qwen3_moe", QWEN3_MOE, seed=472, pad=30),
     Case("qwen3_moe-fused", QWEN3_MOE_FUSED, seed=10729, layout="fused"),
     Case("qwen3_5_moe", QWEN3_5_MOE, seed=430, layout="fused"),
@@ -434,7 +452,7 @@ def rewrite_config_as_transformers_4(path):
         del config["layer_types"]
         rope = rope["full_attention"]
     scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
-    if config["model_type"] == "qwen2":
+    if config["model_type"] in ("qwen2", "hunyuan_v1_dense"):
         scaling["type"] = scaling.pop("rope_type")
     config |= dict(rope_theta=rope["rope_theta"], rope_scaling=scaling if len(scaling) > 1 else None,
                    torch_dtype=config.pop("dtype"), transformers_version="4.43.0")
@@ -528,13 +546,7 @@ def rmsnorm_in_the_models_dtype():
                 return originals[c](self, *arguments, **named)
         return forward
 
-    casting = (Qwen3_5GatedDeltaNet, Qwen3_5MoeGatedDeltaNet, Qwen3MoeTopKRouter, Qwen3_5MoeTopKRouter, MixtralTopKRouter,
-               Glm4MoeTopkRouter, Gemma4RMSNorm, Gemma4TextRouter)
-    plain = (LlamaRMSNorm, MistralRMSNorm, MinistralRMSNorm, Ministral3RMSNorm, Qwen2RMSNorm, Qwen3RMSNorm,
-             SmolLM3RMSNorm, Olmo2RMSNorm, Olmo3RMSNorm, Phi3RMSNorm, Glm4RMSNorm, Qwen3MoeRMSNorm, MixtralRMSNorm,
-             Glm4MoeRMSNorm, GraniteRMSNorm, GptOssRMSNorm)
-    forwards = {c: forward for c in plain} | {c: without_casts(c) for c in casting} | {
-                c: forward_gemma for c in (Gemma3RMSNorm, Qwen3_5RMSNorm, Qwen3_5MoeRMSNorm)}
+    forwards = {c: forward for c in NORMS} | {c: without_casts(c) for c in CASTING} | {c: forward_gemma for c in OFFSET_NORMS}
     originals = {c: c.forward for c in forwards}
     for c in forwards:
         c.forward = forwards[c]

@@ -20,6 +20,10 @@ more passes of a method. The passes leave the loss and every gradient on the hos
 #define TINY_QWEN3                                                                                                     \
     "qwen3,hidden_size=20,intermediate_size=24,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,"       \
     "head_dim=8,vocab_size=43,pad_token_id=7"
+// QK-norm after the rotation, whose base grows
+#define TINY_ROTATED                                                                                                   \
+    "hunyuan_v1_dense,hidden_size=20,intermediate_size=16,num_hidden_layers=2,num_attention_heads=4,"                  \
+    "num_key_value_heads=2,head_dim=8,vocab_size=29,rope_type=dynamic,alpha=9"
 #define TINY_TIED                                                                                                      \
     "qwen3,hidden_size=12,intermediate_size=16,num_hidden_layers=2,num_attention_heads=1,num_key_value_heads=1,"       \
     "head_dim=16,vocab_size=23,tie_word_embeddings=true"

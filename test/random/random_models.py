@@ -32,10 +32,10 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func  # noqa: E402
-from transformers import (Gemma3TextConfig, Gemma4TextConfig, Glm4Config, Glm4MoeConfig, GPT2Config, GptOssConfig,  # noqa: E402
-                          GraniteConfig, LlamaConfig, Ministral3Config, MistralConfig, MixtralConfig, Olmo2Config, Olmo3Config,
-                          Phi3Config, Qwen2Config, Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig,
-                          SmolLM3Config)
+from transformers import (Ernie4_5Config, Gemma3TextConfig, Gemma4TextConfig, Glm4Config, Glm4MoeConfig, GPT2Config,  # noqa: E402
+                          GptOssConfig, GraniteConfig, HunYuanDenseV1Config, LlamaConfig, Ministral3Config, MistralConfig,
+                          MixtralConfig, Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config, Qwen3_5MoeTextConfig,
+                          Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, SeedOssConfig, SmolLM3Config)
 
 TRAIN = os.environ.get("TRAIN", str(ROOT / "build" / "cpu-double" / "train"))
 LOSS, GRADIENT = 1e-11, 1e-6  # gradients are written in fp32
@@ -213,6 +213,20 @@ def granite(r):
                          residual_multiplier=r.choice([0.22, 1.0, 1.7]), logits_scaling=r.choice([0.7, 1, 8.0]))
 
 
+def seed_oss(r):
+    return SeedOssConfig(**sizes(r), rope_parameters=scaling(r, 64), attention_bias=r.random() < 0.7, mlp_bias=r.random() < 0.3,
+                         attention_dropout=0.0, residual_dropout=0.0)
+
+
+def hunyuan_v1_dense(r):
+    grown = dict(rope_type="dynamic", rope_theta=1e4, alpha=r.choice([2.0, 1000.0]), factor=1.0)
+    return HunYuanDenseV1Config(**sizes(r), rope_parameters=r.choice([grown, scaling(r, 64)]), attention_bias=r.random() < 0.3)
+
+
+def ernie4_5(r):
+    return Ernie4_5Config(**sizes(r), rope_parameters=scaling(r, 64), use_bias=r.random() < 0.5)
+
+
 def experts(r, most=16):
     """Draws the keys of a layer's experts: as many as there are of a token, or up to `most`."""
     E = r.randrange(2, most + 1)
@@ -262,7 +276,8 @@ def gpt_oss(r):
 
 FAMILIES = dict(gpt2=gpt2, llama=llama, mistral=mistral, ministral3=ministral3, qwen2=qwen2, qwen3=qwen3, gemma3=gemma3, gemma4=gemma4,
                 qwen3_5=qwen3_5, smollm3=smollm3, olmo2=olmo2, olmo3=olmo3, phi3=phi3, glm4=glm4, granite=granite, qwen3_moe=qwen3_moe,
-                qwen3_5_moe=qwen3_5_moe, mixtral=mixtral, glm4_moe=glm4_moe, gpt_oss=gpt_oss)
+                qwen3_5_moe=qwen3_5_moe, mixtral=mixtral, glm4_moe=glm4_moe, gpt_oss=gpt_oss, seed_oss=seed_oss,
+                hunyuan_v1_dense=hunyuan_v1_dense, ernie4_5=ernie4_5)
 
 
 # ---- mutated config.json ---------------------------------------------------------------------------------------------------------
@@ -290,6 +305,7 @@ VALUES = dict(
     resid_pdrop=[0.0, 0.1], embd_pdrop=[0.0, 0.1], pretraining_tp=[1, 2], torch_dtype=["bfloat16", "float32", None],
     dtype=["float16", None, "auto"], transformers_version=["4.1.0", None], linear_conv_kernel_dim=[2, 4],
     linear_num_key_heads=[1, 2], linear_num_value_heads=[2, 4], linear_key_head_dim=[8], vocab_size=[60, 77],
+    use_bias=[True, False, None], residual_dropout=[0.0, 0, 0.1], attention_out_bias=[True, False],
     embedding_multiplier=[2, 0.5], residual_multiplier=[0.3, 2], attention_multiplier=[0.1], logits_scaling=[3, 0],
     num_experts=[2, 5, 0], num_local_experts=[2, 5], n_routed_experts=[2, 4], num_experts_per_tok=[1, 2, 7, 0],
     moe_intermediate_size=[8, 0], shared_expert_intermediate_size=[8, 0], n_shared_experts=[1, 2, 0], decoder_sparse_step=[1, 2, 0, -1],
@@ -307,7 +323,7 @@ ROPE = dict(rope_type=["default", "linear", "yarn", "llama3", "dynamic", "propor
             type=["default", "linear", "yarn", "mrope"], rope_theta=[1e4, 5e5, 777, None], factor=[2.0, 4, None, 0.5],
             partial_rotary_factor=[0.5, 1.0, 1, None], original_max_position_embeddings=[16, 32, None],
             attention_factor=[1.2, None, 1], beta_fast=[16.0, None, 32], beta_slow=[0.5, None, 1],
-            mscale=[1.0, 0.7, None, 0], mscale_all_dim=[0.5, None], truncate=[False, None, True],
+            mscale=[1.0, 0.7, None, 0], mscale_all_dim=[0.5, None], truncate=[False, None, True], alpha=[50.0, 0, None],
             low_freq_factor=[1.0, None], high_freq_factor=[4.0, 2], llama_4_scaling_beta=[0.1, 0.0, None],
             max_position_embeddings=[64], mrope_section=[[1, 1, 2]], unknown=[1])
 OTHERS = [None, True, 1, 2.0, "1", [], {}]

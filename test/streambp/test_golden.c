@@ -223,6 +223,7 @@ TEST(ministral3) { FOLDER("ministral3"); }
 TEST(olmo3) { FOLDER("olmo3"); }
 TEST(glm4) { FOLDER("glm4"); }
 TEST(granite) { FOLDER("granite"); }
+TEST(hunyuan_v1_dense) { FOLDER("hunyuan_v1_dense"); }
 TEST(qwen3_moe) { FOLDER("qwen3_moe"); }
 TEST(qwen3_moe_fused) { FOLDER("qwen3_moe-fused"); }
 TEST(qwen3_5_moe) { FOLDER("qwen3_5_moe"); }
@@ -243,6 +244,8 @@ TEST(qwen3_5) { FOLDER("qwen3_5"); }
     if (dist_ranks() == 1 || all_cases()) call
 TEST(llama_linear) { ALONE(FOLDER("llama-linear")); }
 TEST(smollm3) { ALONE(FOLDER("smollm3")); }
+TEST(seed_oss) { ALONE(FOLDER("seed_oss")); }
+TEST(ernie4_5) { ALONE(FOLDER("ernie4_5")); }
 TEST(olmo2) { ALONE(FOLDER("olmo2")); }
 TEST(phi3) { ALONE(FOLDER("phi3")); }
 TEST(qwen3_yarn) { ALONE(FOLDER("qwen3-yarn")); }
