@@ -86,7 +86,7 @@ static void hf_check_nulls(const cJSON *root, const Family *family, const char *
         {"head_dim", "llama|mistral|mixtral|seed_oss|ernie4_5"},
         {"num_key_value_heads", "llama|qwen2|qwen3|smollm3|olmo2|olmo3|phi3|granite|mixtral|seed_oss|ernie4_5|"
                                 "hunyuan_v1_dense"},
-        {"mlp_only_layers", "qwen3_moe"},
+        {"mlp_only_layers", "qwen3_moe|qwen3_next"},
         {"intermediate_size", "gpt2"},
         {"final_logit_softcapping", "gemma4"},
         {"num_experts", "gemma4"},

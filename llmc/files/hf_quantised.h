@@ -136,9 +136,10 @@ static QuantFormat hf_state_read(const HfQuantised *h, const Parameter *p, Quant
 
 // ---- a matrix -------------------------------------------------------------------------------------------------------
 // Tells whether a Hugging Face folder holds this matrix in 4 bits. bitsandbytes quantises only modules, so not a stack
-// of experts. Tensors that join layers are not quantised.
+// of experts. Tensors that join layers, and fused rows, whose codes memory has in another order, are not quantised.
 static int hf_quantises(const Model *model, const Parameter *p, QuantType type, int head) {
-    return parameter_quantises(model, p, type, head) && (type == QUANT_MXFP4 || (!p->experts && !p->joined));
+    return parameter_quantises(model, p, type, head) &&
+           (type == QUANT_MXFP4 || (!p->experts && !p->joined && !p->fused.groups));
 }
 
 // Returns the 4-bit type of a matrix in the files; QUANT_NONE: an ordinary tensor.
@@ -203,6 +204,11 @@ static void hf_take_quantised(WeightSource *source, size_t parameter, const Safe
     const HfQuantised h = {source, list, codes->name, source->files[codes->file].path};
     const size_t n = parameter_elements(p);
     float offset;
+    if (p->fused.groups)
+        die("%s: tensor %s is in 4 bits, which is not supported for fused inputs of linear attention; take the "
+            "original "
+            "model and --base nf4",
+            h.path, codes->name);
     if (!is_product(p->role) || p->experts || p->joined)
         die("%s: tensor %s is in 4 bits, but is not a matrix of a linear layer; take the original model and --base nf4",
             h.path, codes->name);

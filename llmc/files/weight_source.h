@@ -197,10 +197,16 @@ static void matrix_write_transposed(const OutputFile *output, Checksum *sum, uin
 static void source_read_stored(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
                                int transposed, void *out) {
     const Parameter *p = &source->model.parameters[parameter];
-    if (!p->transposed || source->transposed == transposed) {
+    if ((!p->transposed && !p->fused.groups) || source->transposed == transposed) {
         tensor_read_range(source, parameter, begin, count, as, out);
         return;
     }
+    for (size_t done = 0, n; p->fused.groups && done < count; done += n) {
+        const ElementRun run = fused_run(p, begin + done, !transposed);
+        n = min_size(count - done, run.count);
+        tensor_read_range(source, parameter, run.at, n, as, (char *)out + done * dtype_size(as));
+    }
+    if (p->fused.groups) return;
     for (size_t done = 0; done < count;) {
         const MatrixPart m = matrix_part(p, begin + done, count - done);
         tensor_read_transposed(source, parameter, m, as, transposed, (char *)out + done * dtype_size(as));
@@ -284,7 +290,11 @@ static void source_read_decoded(const WeightSource *source, size_t parameter, si
     const uint8_t *record = source_hold_record(source, parameter);
     float *values = (float *)(void *)staged_raw.bytes;
     if (!p->transposed || !transposed) {
-        quant_decode_range(values, format, record, n, begin, count);
+        for (size_t done = 0, part; done < count; done += part) {
+            const ElementRun all = {begin, count}, run = transposed ? fused_run(p, begin + done, 0) : all;
+            part = min_size(count - done, run.count);
+            quant_decode_range(values + done, format, record, n, run.at, part);
+        }
         elements_convert(out, as, values, DTYPE_FP32, count);
         return;
     }

@@ -87,6 +87,7 @@ typedef struct {
     int same_windows;       // sliding_window applies to all layers
     int interleaved;        // rotary pairs are neighbours, not elements half a head apart
     int plain_rope;         // rotary positions cannot be scaled
+    int fused_heads;        // files fuse linear attention's inputs head by head (fused_rows)
     TensorNames names;
 } Family;
 
@@ -98,6 +99,9 @@ static int family_has_linear(const Family *family) { return strchr(family->layer
 #define LINEAR_NAMES "linear_attn.in_proj_qkv.weight", "linear_attn.in_proj_z.weight",                               \
     "linear_attn.in_proj_b.weight", "linear_attn.in_proj_a.weight", "linear_attn.conv1d.weight",                    \
     "linear_attn.dt_bias", "linear_attn.A_log", "linear_attn.norm.weight", "linear_attn.out_proj.weight"
+#define FUSED_LINEAR_NAMES "linear_attn.in_proj_qkvz.weight", NULL, "linear_attn.in_proj_ba.weight", NULL,            \
+    "linear_attn.conv1d.weight", "linear_attn.dt_bias", "linear_attn.A_log", "linear_attn.norm.weight",               \
+    "linear_attn.out_proj.weight"
 // Argument: the names of QK-norm
 #define ATTENTION_NORM_NAMES(...) "self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight",     \
     "self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias", __VA_ARGS__,                            \
@@ -109,6 +113,8 @@ static int family_has_linear(const Family *family) { return strchr(family->layer
 #define FUSED_MLP_NAMES "mlp.gate_up_proj.weight", NULL, NULL, NULL, "mlp.down_proj.weight", NULL
 #define NO_EXPERT_NAMES NULL, NULL, NULL, NULL, NULL, NULL, NULL
 #define EXPERT_NAMES "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
+#define SHARED_EXPERT_NAMES "mlp.gate.weight", "mlp.shared_expert_gate.weight", "mlp.shared_expert.gate_proj.weight",  \
+    "mlp.shared_expert.up_proj.weight", "mlp.shared_expert.down_proj.weight", EXPERT_NAMES
 #define SPLIT_NAMES {"mlp.experts.%zu.gate_proj.weight", "mlp.experts.%zu.up_proj.weight",                            \
     "mlp.experts.%zu.down_proj.weight"}
 // Names of a layer with norms before attention and MLP. Arguments: the names of linear attention's and MLP's tensors
@@ -273,9 +279,18 @@ static const Family families[] = {
      "moe_intermediate_size=512,shared_expert_intermediate_size=512,router_aux_loss_coef=0.001",
      .layer_types = "l", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qk_norm = QK_NORM_HEADS, .norm_offset =
      1, .gated_attention = 1, .router = ROUTER_SOFTMAX, .shared_scale = 1,
-     TENSOR_NAMES({BLOCK_NAMES(LINEAR_NAMES, NO_MLP_NAMES), "mlp.gate.weight", "mlp.shared_expert_gate.weight",
-      "mlp.shared_expert.gate_proj.weight", "mlp.shared_expert.up_proj.weight", "mlp.shared_expert.down_proj.weight",
-      EXPERT_NAMES}, .expert = SPLIT_NAMES)},
+     TENSOR_NAMES({BLOCK_NAMES(LINEAR_NAMES, NO_MLP_NAMES), SHARED_EXPERT_NAMES}, .expert = SPLIT_NAMES)},
+    {.name = "qwen3_next", .model_type = "qwen3_next", .architecture = "Qwen3NextForCausalLM",
+     .defaults =
+     "vocab_size=151936,hidden_size=2048,intermediate_size=5632,num_hidden_layers=48,num_attention_heads=16,"
+     "num_key_value_heads=2,head_dim=256,max_position_embeddings=32768,rms_norm_eps=1e-6,rope_theta=10000,"
+     "layer_types=lllf,partial_rotary_factor=0.25,linear_conv_kernel_dim=4,linear_key_head_dim=128,"
+     "linear_value_head_dim=128,linear_num_key_heads=16,linear_num_value_heads=32,num_experts=512,"
+     "num_experts_per_tok=10,moe_intermediate_size=512,shared_expert_intermediate_size=512,norm_topk_prob=true,"
+     "decoder_sparse_step=1,mlp_only_layers=none,router_aux_loss_coef=0.001",
+     .layer_types = "l", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qk_norm = QK_NORM_HEADS, .norm_offset = 1,
+     .gated_attention = 1, .router = ROUTER_SOFTMAX, .shared_scale = 1, .fused_heads = 1,
+     TENSOR_NAMES({BLOCK_NAMES(FUSED_LINEAR_NAMES, MLP_NAMES), SHARED_EXPERT_NAMES}, .expert = SPLIT_NAMES)},
     {.name = "mixtral", .model_type = "mixtral", .architecture = "MixtralForCausalLM",
      .defaults =
      "vocab_size=32000,hidden_size=4096,intermediate_size=14336,num_hidden_layers=32,num_attention_heads=32,"
@@ -437,6 +452,7 @@ static const Preset presets[] = {
      QWEN3_EXPERTS QWEN3 "moe_intermediate_size=1536"},
     {"qwen3.5-35b-a3b", "Qwen/Qwen3.5-35B-A3B", "qwen3_5_moe", {0}, QWEN35},
     {"qwen3.6-35b-a3b", "Qwen/Qwen3.6-35B-A3B", "qwen3_5_moe", {0}, QWEN35},
+    {"qwen3-next-80b-a3b", "Qwen/Qwen3-Next-80B-A3B-Instruct", "qwen3_next", {0}, QWEN35},
     {"mixtral-8x7b", "mistralai/Mixtral-8x7B-v0.1", "mixtral", {0},
      "max_position_embeddings=32768,router_aux_loss_coef=0.02"},
     {"mixtral-8x22b", "mistralai/Mixtral-8x22B-v0.1", "mixtral", {6144, 16384, 56, 48, 0},

@@ -217,7 +217,8 @@ static void lora_add_matrix(Lora *lora, const char *prefix, const char *module, 
 static void lora_add_module(Lora *lora, size_t layer, const char *module, LoraModule m, size_t t, size_t begin) {
     const Config *c = &lora->table.config;
     const unsigned form = layer_form(c, layer);
-    const TensorShape shape = layer_tensor_shape(c, form, lora_tensors[t]);
+    const LayerTensor first = lora_tensors[t];
+    const TensorShape shape = layer_tensor_shape(c, form, first);
     const size_t in = shape.cols, E = max_size(shape.experts, 1);
     const size_t a = lora->table.elements - begin, b = a + E * m.rank * in;
     size_t rows = 0;
@@ -233,8 +234,9 @@ static void lora_add_module(Lora *lora, size_t layer, const char *module, LoraMo
              layer_tensor_shape(c, form, lora_tensors[t]).rows);
     lora_add_matrix(lora, prefix, module, 'A', E * m.rank, in);
     lora_add_matrix(lora, prefix, module, 'B', rows, m.rank);
-    if (!shape.experts) return;
     Parameter *p = &lora->table.parameters[lora->table.parameter_count - 1];
+    p->fused = fused_rows(c, first);
+    if (!shape.experts) return;
     p->rows = E, p->cols = rows / E * m.rank, p->transposed = 1, p->file_rows = rows / E;
 }
 

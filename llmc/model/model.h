@@ -21,6 +21,13 @@ static int is_product(TensorRole role) { return role == ROLE_LINEAR || role == R
 
 #define ABSENT SIZE_MAX
 
+// Rows of tensors that files fuse group by group: for each group width[0] rows of the first tensor, then width[1] of
+// the second, and so on. In memory each tensor has its rows of all groups together. groups 0: rows in one order
+enum { FUSED_MOST = 4 };
+typedef struct {
+    size_t groups, width[FUSED_MOST];
+} RowGroups;
+
 typedef struct {
     char name[160]; // name in transformers' named_parameters()
     TensorRole role;
@@ -30,6 +37,7 @@ typedef struct {
     size_t file_rows;  // not 0: files show the elements as [file_rows, .] (B of experts: [out, r E] in files, [E, out,
                        // r] in memory)
     size_t joined, part; // joined > 0: a tensor of files holds the matrices of `joined` layers; this is number `part`
+    RowGroups fused;     // order of the rows in files
     int ones;            // 1: initialised to 1 (norm weights without norm_offset; biases of time steps)
     double init_std;     // standard deviation at initialisation, 0 for constants; unused for ROLE_DECAY
     size_t offset;       // index of the first element in the model
@@ -79,6 +87,29 @@ static MatrixPart matrix_part(const Parameter *p, size_t begin, size_t count) {
     const size_t rows = p->rows / max_size(p->experts, 1), each = rows * p->cols;
     const MatrixPart part = {begin - begin % each, rows, begin % each, min_size(count, each - begin % each)};
     return part;
+}
+
+// Elements [at, at + count), which are neighbours in files and in memory
+typedef struct {
+    size_t at, count;
+} ElementRun;
+
+// Returns where memory (to_file: the file) has element `element` of the file (of memory), and the elements up to the
+// end of the run: of the parameter, or of fused rows.
+static ElementRun fused_run(const Parameter *p, size_t element, int to_file) {
+    const RowGroups *f = &p->fused;
+    const ElementRun whole = {element, parameter_elements(p) - element};
+    if (!f->groups) return whole;
+    size_t row = element / p->cols, all = 0, part = 0, before = 0; // before: rows of a group before this part
+    for (size_t i = 0; i < FUSED_MOST; i++) all += f->width[i];
+    size_t group = to_file ? 0 : row / all;
+    row -= group * all;
+    for (size_t n; row >= (n = f->width[part] * (to_file ? f->groups : 1)); part++) row -= n, before += f->width[part];
+    const size_t width = f->width[part], within = row % width;
+    if (to_file) group = row / width;
+    const size_t to = to_file ? group * all + before + within : f->groups * before + group * width + within;
+    const ElementRun run = {to * p->cols + element % p->cols, (width - within) * p->cols - element % p->cols};
+    return run;
 }
 
 // Counts the elements of a parameter's tensor in files. It may also hold the matrices of other layers.
@@ -182,6 +213,15 @@ static TensorShape layer_tensor_shape(const Config *c, unsigned form, LayerTenso
     return shapes[tensor];
 }
 
+// Returns the order in which files hold the rows of a tensor and the tensors fused with it.
+static RowGroups fused_rows(const Config *c, LayerTensor tensor) {
+    const size_t HK = max_size(c->linear_num_key_heads, 1), R = c->linear_num_value_heads / HK;
+    const size_t DK = c->linear_key_head_dim, values = R * c->linear_value_head_dim;
+    const RowGroups none = {0, {0}}, qkvz = {HK, {DK, DK, values, values}}, ba = {HK, {R, R}};
+    if (!c->family->fused_heads) return none;
+    return tensor == IN_QKV_WEIGHT ? qkvz : tensor == IN_B_WEIGHT ? ba : none;
+}
+
 static TensorShape model_tensor_shape(const Config *c, ModelTensor tensor) {
     const size_t C = c->hidden_size, V = c->vocab_size;
     const TensorShape shapes[MODEL_TENSORS] = {
@@ -219,6 +259,7 @@ static void model_add(Model *model, const char *prefix, const char *name, Tensor
             parameter->experts = shape.experts;
         else
             parameter->file_rows = shape.experts;
+        parameter->fused = fused_rows(c, (LayerTensor)tensor);
         parameter->ones =
             tensor == DT_BIAS || tensor == GATED_NORM || (shape.role == ROLE_NORM && !c->family->norm_offset);
         if (shape.cols) parameter->init_std = c->initializer_range;

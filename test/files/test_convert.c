@@ -245,6 +245,7 @@ TEST(configurations_that_are_written) {
         "rope_type=yarn,factor=2",
         "qwen3_moe,num_experts=0",
         "qwen3_5_moe,num_hidden_layers=7,layer_types=lf,shared_expert_intermediate_size=0,router_aux_loss_coef=0",
+        "qwen3_next,num_experts=6,num_experts_per_tok=2,mlp_only_layers=0+3,norm_topk_prob=false,layer_types=lf",
         "mixtral,sliding_window=9,intermediate_size=20",
         "gpt_oss,num_hidden_layers=3,layer_types=f,attention_bias=false,swiglu_limit=2.5",
         "gpt_oss,rope_type=default,num_experts=4,num_experts_per_tok=1",

@@ -25,7 +25,8 @@ from safetensors.torch import load_file, save_file
 from transformers import (AutoModelForCausalLM, Ernie4_5Config, Gemma3TextConfig, Gemma4TextConfig, Glm4Config, Glm4MoeConfig,
                           GPT2Config, GptOssConfig, GraniteConfig, HunYuanDenseV1Config, LlamaConfig, Ministral3Config,
                           MistralConfig, MixtralConfig, Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config,
-                          Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, SeedOssConfig, SmolLM3Config)
+                          Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig,
+                          SeedOssConfig, SmolLM3Config)
 
 
 def classes(text):
@@ -39,10 +40,12 @@ NORMS = classes("""llama.LlamaRMSNorm mistral.MistralRMSNorm ministral.Ministral
     qwen2.Qwen2RMSNorm qwen3.Qwen3RMSNorm smollm3.SmolLM3RMSNorm olmo2.Olmo2RMSNorm olmo3.Olmo3RMSNorm phi3.Phi3RMSNorm
     glm4.Glm4RMSNorm qwen3_moe.Qwen3MoeRMSNorm mixtral.MixtralRMSNorm glm4_moe.Glm4MoeRMSNorm granite.GraniteRMSNorm
     gpt_oss.GptOssRMSNorm seed_oss.SeedOssRMSNorm hunyuan_v1_dense.HunYuanDenseV1RMSNorm ernie4_5.Ernie4_5RMSNorm""")
-OFFSET_NORMS = classes("gemma3.Gemma3RMSNorm qwen3_5.Qwen3_5RMSNorm qwen3_5_moe.Qwen3_5MoeRMSNorm")
+OFFSET_NORMS = classes("""gemma3.Gemma3RMSNorm qwen3_5.Qwen3_5RMSNorm qwen3_5_moe.Qwen3_5MoeRMSNorm
+    qwen3_next.Qwen3NextRMSNorm""")
 CASTING = classes("""qwen3_5.Qwen3_5GatedDeltaNet qwen3_5_moe.Qwen3_5MoeGatedDeltaNet qwen3_moe.Qwen3MoeTopKRouter
     qwen3_5_moe.Qwen3_5MoeTopKRouter mixtral.MixtralTopKRouter glm4_moe.Glm4MoeTopkRouter gemma4.Gemma4RMSNorm
-    gemma4.Gemma4TextRouter ernie4_5.Ernie4_5Attention""")
+    gemma4.Gemma4TextRouter ernie4_5.Ernie4_5Attention qwen3_next.Qwen3NextGatedDeltaNet
+    qwen3_next.Qwen3NextTopKRouter""")
 Glm4MoeTopkRouter, Gemma4TextRouter = classes("glm4_moe.Glm4MoeTopkRouter gemma4.Gemma4TextRouter")
 
 transformers.utils.logging.disable_progress_bar()
@@ -268,6 +271,16 @@ QWEN3_5_MOE = Qwen3_5MoeTextConfig(vocab_size=103, hidden_size=32, num_hidden_la
                                    rope_parameters=dict(rope_type="default", rope_theta=1e7, partial_rotary_factor=0.25),
                                    **NO_SPECIAL_TOKENS)
 
+# Three value heads of 7 to each of two key heads of 5, fused head by head in files; a dense layer; weights that sum to 1.
+QWEN3_NEXT = Qwen3NextConfig(vocab_size=101, hidden_size=32, intermediate_size=36, num_hidden_layers=3, num_attention_heads=2,
+                             num_key_value_heads=1, head_dim=16, rms_norm_eps=5e-3, linear_num_key_heads=2,
+                             linear_num_value_heads=6, linear_key_head_dim=5, linear_value_head_dim=7,
+                             layer_types=["linear_attention", "full_attention", "linear_attention"], mlp_only_layers=[2],
+                             max_position_embeddings=256, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=16,
+                             shared_expert_intermediate_size=12, tie_word_embeddings=False,
+                             rope_parameters=dict(rope_type="default", rope_theta=1e7, partial_rotary_factor=0.25),
+                             **NO_SPECIAL_TOKENS)
+
 MIXTRAL = MixtralConfig(vocab_size=98, hidden_size=32, intermediate_size=28, num_hidden_layers=2, num_attention_heads=4,
                         num_key_value_heads=2, max_position_embeddings=128, num_local_experts=4, num_experts_per_tok=2,
                         sliding_window=9, tie_word_embeddings=False, **NO_SPECIAL_TOKENS)
@@ -361,6 +374,7 @@ CASES = [
     Case("qwen3_moe", QWEN3_MOE, seed=472, pad=30),
     Case("qwen3_moe-fused", QWEN3_MOE_FUSED, seed=10729, layout="fused"),
     Case("qwen3_5_moe", QWEN3_5_MOE, seed=430, layout="fused"),
+    Case("qwen3_next", QWEN3_NEXT, seed=347),
     Case("mixtral", MIXTRAL, seed=1223),
     Case("glm4_moe", GLM4_MOE, seed=763),
     Case("gpt_oss", GPT_OSS, seed=2, pad=12),
@@ -374,7 +388,7 @@ CASES = [
 
 def adds_one(config, name):
     """Whether a norm multiplies by 1 + its weight: all of Gemma's, of Qwen3.5's all but the gated one"""
-    hybrid = config.model_type in ("qwen3_5_text", "qwen3_5_moe_text")
+    hybrid = config.model_type in ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
     return config.model_type == "gemma3_text" or hybrid and "linear_attn" not in name
 
 

@@ -35,7 +35,7 @@ from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_fun
 from transformers import (Ernie4_5Config, Gemma3TextConfig, Gemma4TextConfig, Glm4Config, Glm4MoeConfig, GPT2Config,  # noqa: E402
                           GptOssConfig, GraniteConfig, HunYuanDenseV1Config, LlamaConfig, Ministral3Config, MistralConfig,
                           MixtralConfig, Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config, Qwen3_5MoeTextConfig,
-                          Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, SeedOssConfig, SmolLM3Config)
+                          Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig, SeedOssConfig, SmolLM3Config)
 
 TRAIN = os.environ.get("TRAIN", str(ROOT / "build" / "cpu-double" / "train"))
 LOSS, GRADIENT = 1e-11, 1e-6  # gradients are written in fp32
@@ -247,6 +247,14 @@ def qwen3_5_moe(r):
     return Qwen3_5MoeTextConfig(**kept, **e, num_experts=E, shared_expert_intermediate_size=r.randrange(3, 50))
 
 
+def qwen3_next(r):
+    c, (E, e) = qwen3_5(r).to_dict(), experts(r)
+    kept = {key: c[key] for key in Qwen3NextConfig().to_dict() if key in c and key not in ("model_type", "architectures")}
+    layers = c["num_hidden_layers"]
+    return Qwen3NextConfig(**kept, **e, num_experts=E, shared_expert_intermediate_size=r.randrange(3, 50), norm_topk_prob=r.random() < 0.5,
+                           mlp_only_layers=[l for l in range(layers) if r.random() < 0.3], decoder_sparse_step=r.choice([1, 1, 2]))
+
+
 def mixtral(r):
     E, e = experts(r)
     del e["moe_intermediate_size"]
@@ -277,7 +285,7 @@ def gpt_oss(r):
 FAMILIES = dict(gpt2=gpt2, llama=llama, mistral=mistral, ministral3=ministral3, qwen2=qwen2, qwen3=qwen3, gemma3=gemma3, gemma4=gemma4,
                 qwen3_5=qwen3_5, smollm3=smollm3, olmo2=olmo2, olmo3=olmo3, phi3=phi3, glm4=glm4, granite=granite, qwen3_moe=qwen3_moe,
                 qwen3_5_moe=qwen3_5_moe, mixtral=mixtral, glm4_moe=glm4_moe, gpt_oss=gpt_oss, seed_oss=seed_oss,
-                hunyuan_v1_dense=hunyuan_v1_dense, ernie4_5=ernie4_5)
+                hunyuan_v1_dense=hunyuan_v1_dense, ernie4_5=ernie4_5, qwen3_next=qwen3_next)
 
 
 # ---- mutated config.json ---------------------------------------------------------------------------------------------------------
@@ -550,7 +558,7 @@ def trial(seed, number, names, work, verbose):
     about = f"{name}, {lengths} tokens, {method[0]} {method[1]}"
     if verbose:
         print(about, config.to_json_string(), sep="\n")
-    layout = r.choice(["plain", "fused"]) if name in ("qwen3_moe", "qwen3_5_moe") else "plain"
+    layout = r.choice(["plain", "fused"]) if name in ("qwen3_moe", "qwen3_5_moe", "qwen3_next") else "plain"
     case = make_golden.Case(name, config, seed=r.randrange(1 << 20), layout=layout, lengths=tuple(lengths))
     folder = work / str(number)
     folder.mkdir()

@@ -61,6 +61,7 @@ static void reference_gradient(const Reference *reference, const char *name, con
         test_fail("%s has %zu elements, not %zu", name, count, parameter_file_elements(p));
     for (size_t j = 0; j < parameter_elements(p); j++) {
         size_t from = p->joined ? joined_element(p, j) : j;
+        if (p->fused.groups) from = fused_run(p, j, 1).at;
         if (p->transposed) {
             const MatrixPart m = matrix_part(p, j, 1);
             from = m.first + m.begin % p->cols * m.rows + m.begin / p->cols;
@@ -227,6 +228,7 @@ TEST(hunyuan_v1_dense) { FOLDER("hunyuan_v1_dense"); }
 TEST(qwen3_moe) { FOLDER("qwen3_moe"); }
 TEST(qwen3_moe_fused) { FOLDER("qwen3_moe-fused"); }
 TEST(qwen3_5_moe) { FOLDER("qwen3_5_moe"); }
+TEST(qwen3_next) { FOLDER("qwen3_next"); }
 TEST(mixtral) { FOLDER("mixtral"); }
 TEST(glm4_moe) { FOLDER("glm4_moe"); }
 TEST(gpt_oss) { FOLDER("gpt_oss"); }

@@ -297,6 +297,7 @@ for number, (family, keys) in enumerate((
         ("phi3", "partial_rotary_factor=0.75,sliding_window=6"), ("phi3", "tie_word_embeddings=true"),
         ("glm4", "head_dim=12,rope_type=yarn,factor=4,original_max_position_embeddings=32"), ("glm4", "attention_bias=false,head_dim=8"),
         ("gemma4", "layer_types=sf,head_dim=8,num_experts=4,num_experts_per_tok=2,moe_intermediate_size=8,hidden_size_per_layer_input=6"),
+        ("qwen3_next", f"head_dim=8,layer_types=lf,num_experts=4,num_experts_per_tok=2,moe_intermediate_size=8,mlp_only_layers=1,{LINEAR}"),
         ("seed_oss", "head_dim=8,rope_type=yarn,factor=4"), ("hunyuan_v1_dense", "head_dim=8,rope_type=dynamic,alpha=100,attention_bias=true"),
         ("ernie4_5", "head_dim=8,attention_bias=true"),
         ("granite", "embedding_multiplier=12,attention_multiplier=0.3,residual_multiplier=0.22,logits_scaling=0.4,mlp_bias=true"))):
