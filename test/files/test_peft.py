@@ -186,7 +186,7 @@ theirs_to_ours("gpt2", "all", r=4, lora_alpha=2, fan_in_fan_out=True, target_mod
 ours_to_theirs("qwen3_moe", "--lora-targets", "all-linear", "--lora-rank-pattern", "experts.down_proj=3")
 ours_to_theirs("qwen3_moe", "--lora-targets", "experts,q_proj,gate", "--lora-layers", "0", "--lora-rank-pattern", "gate.weight=2", "--rslora")
 ours_to_theirs("qwen3_5_moe", "--lora-targets", "experts.gate_up_proj,gate,shared_expert.up_proj,shared_expert_gate,o_proj")
-ours_to_theirs("qwen3_next", "--lora-targets", "in_proj_qkvz,in_proj_ba,experts,shared_expert.down_proj,down_proj", "--lora-rank-pattern",
+ours_to_theirs("qwen3_next", "--lora-targets", "in_proj_qkvz,in_proj_ba,experts,shared_expert_gate", "--lora-rank-pattern",
                "in_proj_qkvz=3")  # of fused rows, which share A
 ours_to_theirs("mixtral", "--lora-targets", "experts.down_proj,k_proj")
 theirs_to_ours("qwen3_moe", "parameters", r=3, lora_alpha=5, target_modules=["v_proj"],
