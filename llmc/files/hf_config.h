@@ -78,6 +78,8 @@ static const HfComposite hf_composites[] = {
      "model.language_model.", "mtp.|model.visual.", NULL, 1},
     {"gemma4", "gemma4", "Gemma4ForConditionalGeneration", HF_GEMMA4, NULL, 0},
     {"gemma4", "gemma4_unified", "Gemma4UnifiedForConditionalGeneration", HF_GEMMA4, HF_UNIFIED, 0},
+    {"muse_glimmer", "muse_glimmer", "MuseGlimmerForConditionalGeneration", "model.language_model.",
+     "model.language_model.", "model.vision_tower.|model.vision_adapter.|model.vision_projection.", NULL, 0},
     {"ministral3", HF_MISTRAL3},
     {"mistral", HF_MISTRAL3},
     {"gemma3", "gemma3", "Gemma3ForConditionalGeneration", "language_model.model.", "model.language_model.", HF_IMAGES,
@@ -559,6 +561,33 @@ static void hf_read_no_rope(Config *config, const cJSON *root, const char *path)
     config->layer_types[L] = 0;
 }
 
+// Reads which layers have a window (layer_types) and which have no rotary positions (layer_rope_theta is 0), of a class
+// whose defaults count every fourth layer from the last. transformers reads the other values of the list as yes or no.
+static void hf_read_rope_thetas(Config *config, const cJSON *root, const char *path) {
+    const cJSON *types = json_get(root, "layer_types"), *thetas = json_get(root, "layer_rope_theta"), *item;
+    const size_t L = config->num_hidden_layers;
+    if (L > LAYER_TYPES_MAX) die("%s: has more layers than the %d that this family supports", path, LAYER_TYPES_MAX);
+    if (thetas && (!cJSON_IsArray(thetas) || (size_t)cJSON_GetArraySize(thetas) < L))
+        die("%s: layer_rope_theta must be a list of a number for each of %zu layers", path, L);
+    if (types) hf_read_layer_types(config, types, path);
+    for (size_t l = 0; l < L; l++) {
+        const int fourth = (L - 1 - l) % 4 == 0;
+        if (!types) config->layer_types[l] = fourth ? 'f' : 's';
+        item = thetas ? cJSON_GetArrayItem(thetas, (int)l) : NULL;
+        if (item && (!cJSON_IsNumber(item) || (item->valuedouble != 0 && item->valuedouble != config->rope_theta)))
+            die("%s: layer_rope_theta: the value of layer %zu must be 0 or rope_theta, %g", path, l,
+                config->rope_theta);
+        if (item ? item->valuedouble != 0 : !fourth) continue;
+        if (config->layer_types[l] == 's')
+            die("%s: layer_rope_theta: layer %zu has a sliding window, so it must have rotary positions here", path, l);
+        config->layer_types[l] = 'n';
+    }
+    config->layer_types[L] = 0, config->given[config_key_find("layer_types")] = 1;
+    if (cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(root, "sliding_window"))) config->sliding_window = 0;
+    if (strchr(config->layer_types, 's') && !config->sliding_window)
+        die("%s: layer_types has sliding_attention, but there is no sliding_window; give its size", path);
+}
+
 // Reads sliding_window and which layers have a window, by the rules of each class. A window includes the key of the
 // query's token, as it does in our config.
 static void hf_read_windows(Config *config, const cJSON *root, const char *path) {
@@ -680,6 +709,8 @@ static Config hf_config_read(const char *path, char *remark, size_t remark_size)
         hf_read_kinds(&config, root, path);
     else if (*family->layer_types == 'n')
         hf_read_no_rope(&config, root, path);
+    else if (!strcmp(family->layer_types, "sn"))
+        hf_read_rope_thetas(&config, root, path);
     else
         hf_read_windows(&config, root, path);
     hf_read_layer_heads(&config, root, path);

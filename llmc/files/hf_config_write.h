@@ -104,7 +104,8 @@ static void hf_put_layer_types(JsonOut *json, const Config *config) {
 // period.
 static void hf_put_windows(JsonOut *json, const Config *config) {
     const size_t L = config->num_hidden_layers, period = strlen(config->layer_types);
-    const int gemma = config->family->norm_offset, everywhere = config->family->same_windows;
+    const int gemma = config->family->norm_offset && !config->family->outer_norms,
+              everywhere = config->family->same_windows;
     // Gemma and OLMo list layer types.
     const int listed = family_names_key(config->family, "sliding_window") && !everywhere;
     size_t first;
@@ -117,9 +118,14 @@ static void hf_put_windows(JsonOut *json, const Config *config) {
         for (size_t l = 0; l < L; l++) json_size(json, NULL, (size_t)layer_rotates(config, l));
         json_array_end(json);
     }
+    if (!strcmp(config->family->layer_types, "sn")) {
+        json_array(json, "layer_rope_theta");
+        for (size_t l = 0; l < L; l++) hf_put_real(json, NULL, layer_rotates(config, l) ? config->rope_theta : 0);
+        json_array_end(json);
+    }
     if (!family_has_key(config->family, "sliding_window")) return;
     for (first = 0; first < L && !layer_window(config, first); first++) continue;
-    if (period || listed)
+    if (config->family->outer_norms ? config->sliding_window : period || listed)
         json_size(json, "sliding_window", period ? config->sliding_window : HF_WINDOW);
     else
         json_null(json, "sliding_window");

@@ -44,6 +44,7 @@ static const HfConstant hf_constants[] = {
     {"gpt2", "add_cross_attention", "false", NULL},
     {HF_ANY, "is_encoder_decoder", "false", NULL},
     {HF_SILU "|" HF_GEMMA, "partial_rotary_factor", "1|null", NULL},
+    {"muse_glimmer", "hidden_activation", "silu", "\"silu\""},
     {"seed_oss", "attention_dropout", "0", NULL},
     {"seed_oss", "residual_dropout", "0", NO_DROPOUT},
     {"seed_oss", "attention_out_bias", "false", "false"},

@@ -76,6 +76,9 @@ typedef struct {
     double embedding_multiplier,
         residual_multiplier;         // factors of the embeddings, and of each branch before its addition
     double logits_scaling;           // divisor of the logits
+    double qk_scale_factor;          // factor of queries, or of attention scores, after QK-norm
+    double output_multiplier;        // factor of the logits before their cap
+    double post_norm_eps;            // norm_eps of norms after attention and MLP
     int activation_function;         // index of GPT-2's name for the activation: two names stand for
                                      // one function
     size_t pad_token_id;             // input token whose embedding gets no gradient; NO_ROW: none
@@ -137,6 +140,9 @@ static const ConfigKey config_keys[] = {
     {KEY(embedding_multiplier), NULL, KEY_DOUBLE, 1e-6, 1e6, 0, OPTIONAL},
     {KEY(residual_multiplier), NULL, KEY_DOUBLE, 1e-6, 1e6, 0, OPTIONAL},
     {KEY(logits_scaling), NULL, KEY_DOUBLE, 1e-6, 1e6, 0, OPTIONAL},
+    {KEY(qk_scale_factor), NULL, KEY_DOUBLE, 1e-6, 1e6, 0, OPTIONAL},
+    {KEY(output_multiplier), NULL, KEY_DOUBLE, 1e-6, 1e6, 0, OPTIONAL},
+    {KEY(post_norm_eps), NULL, KEY_DOUBLE, 0, 1, 0, OPTIONAL},
     {KEY(activation_function), NULL, KEY_GELU, 0, 1, 0, 0},
     {KEY(partial_rotary_factor), NULL, KEY_DOUBLE, 1e-3, 1, 0, OPTIONAL},
     {KEY(linear_num_key_heads), NULL, KEY_SIZE, 1, 1 << 14, 0, OPTIONAL},
@@ -205,7 +211,7 @@ static int family_has_key(const Family *family, const char *name) {
     if (!strcmp(name, "intermediate_size")) return !family->router || family_names_key(family, name);
     if (!strcmp(name, "num_key_value_heads") || !strcmp(name, "head_dim")) return !family->biases;
     if (!strcmp(name, "attention_bias")) return !family->biases && !family->qkv_bias && !family->same_windows;
-    if (!strcmp(name, "sliding_window")) return !strcmp(family->layer_types, "s");
+    if (!strcmp(name, "sliding_window")) return *family->layer_types == 's';
     if (key->kind == KEY_LAYER_TYPES) return *family->layer_types;
     if (key->kind == KEY_GELU) return family->activation == ACTIVATION_GELU;
     if (!strcmp(name, "truncate") && family_names_key(family, "rope_local_base_freq"))
@@ -294,6 +300,7 @@ static void config_set(Config *config, const char *name, const char *value, cons
                      LAYER_TYPES_MAX,
                      letters[0] == 'l'   ? "l (linear)"
                      : letters[0] == 'n' ? "n (no rotary positions)"
+                     : letters[1] == 'n' ? "s (sliding), n (no rotary positions)"
                                          : "s (sliding)");
         snprintf(config->layer_types, sizeof(config->layer_types), "%s", value);
     }
@@ -341,10 +348,16 @@ static Config config_defaults(const Family *family) {
     config.norm_topk_prob = 1, config.routed_scaling_factor = 1,
     config.use_qk_norm = 1; // defaults where a family lacks a key
     config.embedding_multiplier = config.residual_multiplier = config.logits_scaling = 1;
+    config.qk_scale_factor = config.output_multiplier = 1;
     config_set_all(&config, family->defaults, family->name, EXIT_RUNTIME);
     memset(config.given, 0, sizeof(config.given));
     return config;
 }
+
+// Returns the divisor and the cap of logits, which output_multiplier scales before the cap:
+// z = cap tanh(logits m / cap) = m (cap / m) tanh(logits / (cap / m))
+static double logits_divisor(const Config *c) { return c->logits_scaling / c->output_multiplier; }
+static double logits_cap(const Config *c) { return c->final_logit_softcapping / c->output_multiplier; }
 
 // Returns the growth of queries with their position (Rotation in ops.h); 0: none
 static double rotation_growth(const Config *config) {
@@ -507,6 +520,11 @@ static void config_resolve_layer_types(Config *config, const char *where, int co
         for (l = given; l < L; l++) config->layer_types[l] = config->layer_types[l % given];
         config->layer_types[L - 1] = 'f', config->layer_types[L] = 0, given = L;
     }
+    if (strchr(config->family->layer_types, 'n') && *config->family->layer_types == 's' && L <= LAYER_TYPES_MAX &&
+        !config_given(config, "layer_types")) { // the class counts the pattern from the last layer
+        for (l = 0; l < L; l++) config->layer_types[l] = (L - 1 - l) % 4 ? 's' : 'n';
+        config->layer_types[L] = 0, given = L;
+    }
     const size_t sliding = layers_of_kind(config, LAYER_WINDOW);
     if (!sliding && config->sliding_window && config_given(config, "sliding_window") && !given)
         die_with(code, "%s: sliding_window=%zu, but no layer has a window; give layer_types, such as s or sf", where,
@@ -515,6 +533,7 @@ static void config_resolve_layer_types(Config *config, const char *where, int co
         config->layer_types[0] = 0, config->sliding_window = 0;
         return;
     }
+    if (!sliding) config->sliding_window = 0;
     if (!given) die_with(code, "%s: layer_types= names no kind of layer; give letters such as sf", where);
     for (period = 1; period < L; period++) {
         for (l = period; l < L && layer_letter(config, l) == layer_letter(config, l - period); l++) continue;
@@ -621,6 +640,9 @@ static void config_finish(Config *config, const char *where, int code) {
     if (config->rope.type == ROPE_DYNAMIC && config->head_dim == 2)
         die_with(code, "%s: rope_type dynamic needs a head_dim above 2", where);
     if (family->mlp_biases_too) config->mlp_bias = config->attention_bias;
+    if (!family_has_key(family, "post_norm_eps")) config->post_norm_eps = config->norm_eps;
+    if (family_has_key(family, "output_multiplier") && config->final_logit_softcapping <= 0)
+        die_with(code, "%s: final_logit_softcapping must be above 0", where);
     if (family->activation == ACTIVATION_GELU && !config_given(config, "intermediate_size"))
         config->intermediate_size = 4 * config->hidden_size;
     if (config->num_attention_heads % config->num_key_value_heads)

@@ -22,7 +22,7 @@ typedef enum {
     ROUTER_WEIGHT, SHARED_SCALE_WEIGHT, SHARED_GATE_WEIGHT, SHARED_UP_WEIGHT, SHARED_DOWN_WEIGHT, // experts
     EXPERTS_GATE_UP, EXPERTS_DOWN,
     POST_NORM2,
-    SINKS, // attention
+    SINKS, OUTPUT_GATE, // attention
     ROUTER_BIAS, ROUTER_NORM, EXPERTS_SCALE, EXPERTS_GATE_UP_BIAS, EXPERTS_DOWN_BIAS, // experts
     DENSE_POST_NORM, EXPERTS_PRE_NORM, EXPERTS_POST_NORM, // experts next to a dense MLP
     INPUT_TABLE, INPUT_PROJECTION, INPUT_GATE, INPUT_OUT, INPUT_NORM, // the layer's own input
@@ -41,8 +41,8 @@ typedef enum {
 } ModelTensor;
 // clang-format on
 
-// No QK-norm; per head; over all heads; per head, after the rotary embedding
-typedef enum { QK_NORM_NONE, QK_NORM_HEADS, QK_NORM_WHOLE, QK_NORM_ROTATED } QkNorm;
+// No QK-norm; per head; over all heads; per head, after the rotary embedding; per head, without weights
+typedef enum { QK_NORM_NONE, QK_NORM_HEADS, QK_NORM_WHOLE, QK_NORM_ROTATED, QK_NORM_BARE } QkNorm;
 
 // What files call the tensors
 typedef struct {
@@ -87,6 +87,7 @@ typedef struct {
     int same_windows;       // sliding_window applies to all layers
     int interleaved;        // rotary pairs are neighbours, not elements half a head apart
     int plain_rope;         // rotary positions cannot be scaled
+    int outer_norms;        // embeddings pass an RMSNorm without weight; the final norm lacks the layers' offset
     int fused_heads;        // files fuse linear attention's inputs head by head (fused_rows)
     TensorNames names;
 } Family;
@@ -260,6 +261,17 @@ static const Family families[] = {
      "tie_word_embeddings=true",
      .layer_types = "", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .mlp_biases_too = 1, .interleaved = 1,
      TENSOR_NAMES(LLAMA_LAYER_NAMES)},
+    {.name = "muse_glimmer", .model_type = "muse_glimmer_text", .architecture = "MuseGlimmerForConditionalGeneration",
+     .defaults =
+     "vocab_size=202048,hidden_size=6656,intermediate_size=19968,num_hidden_layers=52,num_attention_heads=32,"
+     "num_key_value_heads=2,head_dim=128,max_position_embeddings=131072,rms_norm_eps=1e-5,rope_theta=10000,"
+     "sliding_window=2048,layer_types=sssn,final_logit_softcapping=20,qk_scale_factor=3.87,"
+     "output_multiplier=0.19611613513818404,post_norm_eps=1e-8",
+     .layer_types = "sn", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qk_norm = QK_NORM_BARE, .norm_offset = 1,
+     .post_norms = 1, .outer_norms = 1,
+     TENSOR_NAMES({"input_layernorm.weight", NULL, ATTENTION_NORM_NAMES(NULL, NULL), NO_LINEAR_NAMES,
+      "post_attention_layernorm.weight", "pre_feedforward_layernorm.weight", NULL, MLP_NAMES, NO_EXPERT_NAMES,
+      "post_feedforward_layernorm.weight", NULL, "self_attn.gate_proj.weight"})},
     {.name = "qwen3_moe", .model_type = "qwen3_moe", .architecture = "Qwen3MoeForCausalLM",
      .defaults =
      "vocab_size=151936,hidden_size=2048,intermediate_size=6144,num_hidden_layers=24,num_attention_heads=32,"
@@ -323,7 +335,7 @@ static const Family families[] = {
      .layer_types = "s", .norm = NORM_RMS, .activation = ACTIVATION_CLAMPED, .router = ROUTER_SOFTMAX,
      .expert_biases = 1, .expert_columns = 1, .sinks = 1,
      TENSOR_NAMES({BLOCK_NAMES(NO_LINEAR_NAMES, NO_MLP_NAMES), "mlp.router.weight", NULL, NULL, NULL, NULL,
-      EXPERT_NAMES, NULL, "self_attn.sinks", "mlp.router.bias", NULL, NULL, "mlp.experts.gate_up_proj_bias",
+      EXPERT_NAMES, NULL, "self_attn.sinks", NULL, "mlp.router.bias", NULL, NULL, "mlp.experts.gate_up_proj_bias",
       "mlp.experts.down_proj_bias"})},
     {.name = "gemma4", .model_type = "gemma4_text", .architecture = "Gemma4ForCausalLM",
      .defaults =
@@ -339,7 +351,7 @@ static const Family families[] = {
      .last_full = 1, .proportional = 1, .layer_scalars = 1, .plain_rope = 1,
      TENSOR_NAMES({"input_layernorm.weight", NULL, ATTENTION_NAMES, NO_LINEAR_NAMES, "post_attention_layernorm.weight",
       "pre_feedforward_layernorm.weight", NULL, MLP_NAMES, "router.proj.weight", NULL, NULL, NULL, NULL,
-      "experts.gate_up_proj", "experts.down_proj", "post_feedforward_layernorm.weight", NULL, NULL, "router.scale",
+      "experts.gate_up_proj", "experts.down_proj", "post_feedforward_layernorm.weight", NULL, NULL, NULL, "router.scale",
       "router.per_expert_scale", NULL, NULL, "post_feedforward_layernorm_1.weight",
       "pre_feedforward_layernorm_2.weight", "post_feedforward_layernorm_2.weight", "embed_tokens_per_layer.weight",
       "per_layer_model_projection.weight", "per_layer_input_gate.weight", "per_layer_projection.weight",
@@ -445,6 +457,7 @@ static const Preset presets[] = {
     {"glm4-32b", "zai-org/GLM-4-32B-0414", "glm4", {6144, 23040, 61, 48, 0}, GLM4 ",attention_bias=false"},
     {"seed-oss-36b", "ByteDance-Seed/Seed-OSS-36B-Instruct", "seed_oss", {5120, 0, 0, 0, 0}, "rope_theta=10000000"},
     {"ernie4.5-0.3b", "baidu/ERNIE-4.5-0.3B-PT", "ernie4_5", {0}, ""},
+    {"muse-glimmer-30b", "meta-models/Muse-Glimmer-30B", "muse_glimmer", {0}, ""},
     {"qwen3-30b-a3b", "Qwen/Qwen3-30B-A3B", "qwen3_moe", {2048, 0, 48, 32, 4}, QWEN3_EXPERTS QWEN3},
     {"qwen3-coder-30b-a3b", "Qwen/Qwen3-Coder-30B-A3B-Instruct", "qwen3_moe", {2048, 0, 48, 32, 4},
      QWEN3_EXPERTS "rope_theta=10000000,max_position_embeddings=262144,router_aux_loss_coef=0"},

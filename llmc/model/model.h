@@ -160,17 +160,19 @@ static TensorShape layer_tensor_shape(const Config *c, unsigned form, LayerTenso
     const size_t values_too = values_are_keys(c, form) ? 0 : kv;
     const size_t gated = family->activation == ACTIVATION_GELU ? 0 : FF, post_norm = family->post_norms ? C : 0;
     const size_t layer_norm = family->norm == NORM_LAYER ? C : 0, pre_norm = family->no_pre_norms ? 0 : C;
-    const size_t head_norm = config_qk_norm(c) ? HD : 0, whole = config_qk_norm(c) == QK_NORM_WHOLE;
+    const QkNorm qk_norm = config_qk_norm(c);
+    const size_t head_norm = qk_norm && qk_norm != QK_NORM_BARE ? HD : 0, whole = qk_norm == QK_NORM_WHOLE;
     const size_t qkv_bias = family->biases || family->qkv_bias || c->attention_bias;
     const size_t o_bias = family->biases || (c->attention_bias && !family->no_output_bias);
     const size_t mlp_bias = family->biases || c->mlp_bias;
     const size_t W = linear_channels(c), HV = c->linear_num_value_heads, values = HV * c->linear_value_head_dim;
     const size_t E = c->num_experts, I = c->moe_intermediate_size, shared = c->shared_expert_intermediate_size;
     const size_t biased = family->expert_biases, beside = family->experts_beside, P = c->hidden_size_per_layer_input;
-    const int attention = (tensor >= Q_WEIGHT && tensor <= O_BIAS) || tensor == SINKS;
+    const int late = tensor == SINKS || tensor == OUTPUT_GATE; // of attention, after the MLP in memory
+    const int attention = (tensor >= Q_WEIGHT && tensor <= O_BIAS) || late;
     const int linear = tensor >= IN_QKV_WEIGHT && tensor <= OUT_WEIGHT;
     const int rule = linear && tensor != IN_QKV_WEIGHT && tensor != CONV_WEIGHT && tensor != OUT_WEIGHT;
-    const int mixer = tensor <= POST_NORM1 || tensor == SINKS, mlp = !mixer && tensor < INPUT_TABLE;
+    const int mixer = tensor <= POST_NORM1 || late, mlp = !mixer && tensor < INPUT_TABLE;
     const int dense = tensor >= GATE_WEIGHT && tensor <= DOWN_BIAS && !beside;
     const int experts =
         (tensor >= ROUTER_WEIGHT && tensor <= EXPERTS_DOWN) || (tensor >= ROUTER_BIAS && tensor <= EXPERTS_POST_NORM);
@@ -203,6 +205,7 @@ static TensorShape layer_tensor_shape(const Config *c, unsigned form, LayerTenso
         {ROLE_LINEAR, 2 * E * I, C, E}, {ROLE_LINEAR, E * C, I, E},
         {ROLE_NORM, post_norm, 0, 0},
         {ROLE_BIAS, family->sinks ? c->num_attention_heads : 0, 0, 0},
+        {ROLE_LINEAR, family->names.layer[OUTPUT_GATE] ? q : 0, C, 0},
         {ROLE_BIAS, E * biased, 0, 0}, {ROLE_NORM, C * beside, 0, 0}, {ROLE_NORM, E * beside, 0, 0},
         {ROLE_BIAS, 2 * E * I * biased, 0, E}, {ROLE_BIAS, E * C * biased, 0, E},
         {ROLE_NORM, C * beside, 0, 0}, {ROLE_NORM, C * beside, 0, 0}, {ROLE_NORM, C * beside, 0, 0},
@@ -261,7 +264,8 @@ static void model_add(Model *model, const char *prefix, const char *name, Tensor
             parameter->file_rows = shape.experts;
         parameter->fused = fused_rows(c, (LayerTensor)tensor);
         parameter->ones =
-            tensor == DT_BIAS || tensor == GATED_NORM || (shape.role == ROLE_NORM && !c->family->norm_offset);
+            tensor == DT_BIAS || tensor == GATED_NORM ||
+            (shape.role == ROLE_NORM && (!c->family->norm_offset || (c->family->outer_norms && !*prefix)));
         if (shape.cols) parameter->init_std = c->initializer_range;
         // GPT-2 scales weights whose product is added to the residual stream by 1/sqrt(2L)
         if ((tensor == O_WEIGHT || tensor == DOWN_WEIGHT) && c->family->conv1d)

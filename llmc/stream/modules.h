@@ -25,11 +25,12 @@ static LayerTensor last_of_inputs(const Layer *layer) { return has_rule(layer) ?
 
 static Linear linear_of(const Visit *v, LayerTensor tensor) {
     const Shapes *d = &v->layer->shape;
-    Linear linear = {tensor, Q_BIAS, d->C, d->Q + d->gate, tensor, 0};
+    Linear linear = {tensor, Q_BIAS, d->C, d->Q + d->query_gate, tensor, 0};
     switch (tensor) {
     case K_WEIGHT: linear.bias = K_BIAS, linear.out = d->KV; break;
     case V_WEIGHT: linear.bias = V_BIAS, linear.out = d->KV; break;
     case O_WEIGHT: linear.bias = O_BIAS, linear.in = d->Q, linear.out = d->C; break;
+    case OUTPUT_GATE: linear.bias = LAYER_TENSORS, linear.out = d->gate; break;
     case GATE_WEIGHT: linear.bias = GATE_BIAS, linear.out = d->H, linear.last = UP_WEIGHT; break; // gate and up
     case DOWN_WEIGHT: linear.bias = DOWN_BIAS, linear.in = d->FF, linear.out = d->C; break;
     case ROUTER_WEIGHT: linear.bias = ROUTER_BIAS, linear.out = d->router.E; break;
@@ -306,7 +307,17 @@ static void linear_backward(const Visit *v, LayerTensor tensor, Stored *dx, cons
 static Norm norm_of(const StreamBP *s) {
     const Config *config = &s->model->config;
     const double m = config->residual_multiplier;
-    const Norm norm = {config->norm_eps / (m * m), (double)config->family->norm_offset, config->family->norm};
+    const int offset = config->family->norm_offset && !config->family->outer_norms;
+    const Norm norm = {config->norm_eps / (m * m), (double)offset, config->family->norm};
+    return norm;
+}
+
+// Returns the norm of a layer before or after a branch.
+static Norm layer_norm_of(const StreamBP *s, LayerTensor weight) {
+    const Config *config = &s->model->config;
+    Norm norm = norm_of(s);
+    if (weight == POST_NORM1 || weight == POST_NORM2) norm.eps = config->post_norm_eps;
+    norm.offset = (double)config->family->norm_offset;
     return norm;
 }
 
@@ -316,16 +327,21 @@ static void norm_forward(const Visit *v, LayerTensor weight, LayerTensor bias, S
                          const Stored *residual) {
     if (!has_tensor(v, weight)) return;
     v->s->ops->norm_forward(out, x, weight_of(v, weight), weight_of(v, bias), residual, v->c.n, v->layer->shape.C,
-                            norm_of(v->s));
+                            layer_norm_of(v->s, weight));
 }
 
 // dx[rows,width] = (accumulate: +=) the gradient of x; dw, db += the gradients of weight and bias
-static void norm_rows_backward(const StreamBP *s, Stored *dx, Summed *dw, Summed *db, const Stored *dout,
+static void norm_kind_backward(const StreamBP *s, Norm norm, Stored *dx, Summed *dw, Summed *db, const Stored *dout,
                                const Stored *x, const Stored *w, size_t rows, size_t width, int accumulate) {
     const size_t mark = arena_mark(s->arena);
     Summed *scratch = push_summed(s, SHARE_WORKSPACE, "norm scratch", s->ops->norm_backward_scratch(rows, width));
-    s->ops->norm_backward(dx, dw, db, dout, x, w, rows, width, norm_of(s), accumulate, scratch);
+    s->ops->norm_backward(dx, dw, db, dout, x, w, rows, width, norm, accumulate, scratch);
     arena_pop(s->arena, mark);
+}
+
+static void norm_rows_backward(const StreamBP *s, Stored *dx, Summed *dw, Summed *db, const Stored *dout,
+                               const Stored *x, const Stored *w, size_t rows, size_t width, int accumulate) {
+    norm_kind_backward(s, norm_of(s), dx, dw, db, dout, x, w, rows, width, accumulate);
 }
 
 // Runs norm_forward backward: dx[n,C] = (accumulate: +=) the gradient of x; dW +=. If it does not accumulate, dx may be
@@ -333,8 +349,8 @@ static void norm_rows_backward(const StreamBP *s, Stored *dx, Summed *dw, Summed
 static void norm_backward(const Visit *v, LayerTensor weight, LayerTensor bias, Stored *dx, const Stored *dout,
                           const Stored *x, int accumulate) {
     if (!has_tensor(v, weight)) return;
-    norm_rows_backward(v->s, dx, sum_of(v, weight), sum_of(v, bias), dout, x, weight_of(v, weight), v->c.n,
-                       v->layer->shape.C, accumulate);
+    norm_kind_backward(v->s, layer_norm_of(v->s, weight), dx, sum_of(v, weight), sum_of(v, bias), dout, x,
+                       weight_of(v, weight), v->c.n, v->layer->shape.C, accumulate);
 }
 
 // ---- QK-norm and rotary embedding -----------------------------------------------------------------------------------

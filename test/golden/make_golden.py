@@ -22,11 +22,12 @@ import torch
 import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, Ernie4_5Config, Gemma3TextConfig, Gemma4TextConfig, Glm4Config, Glm4MoeConfig,
-                          GPT2Config, GptOssConfig, GraniteConfig, HunYuanDenseV1Config, LlamaConfig, Ministral3Config,
-                          MistralConfig, MixtralConfig, Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config,
-                          Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig,
-                          SeedOssConfig, SmolLM3Config)
+from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, Ernie4_5Config, Gemma3TextConfig,
+                          Gemma4TextConfig, Glm4Config, Glm4MoeConfig, GPT2Config, GptOssConfig, GraniteConfig,
+                          HunYuanDenseV1Config, LlamaConfig, Ministral3Config, MistralConfig, MixtralConfig,
+                          MuseGlimmerConfig, Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config, Qwen3_5MoeTextConfig,
+                          Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig, SeedOssConfig,
+                          SmolLM3Config)
 
 
 def classes(text):
@@ -41,11 +42,11 @@ NORMS = classes("""llama.LlamaRMSNorm mistral.MistralRMSNorm ministral.Ministral
     glm4.Glm4RMSNorm qwen3_moe.Qwen3MoeRMSNorm mixtral.MixtralRMSNorm glm4_moe.Glm4MoeRMSNorm granite.GraniteRMSNorm
     gpt_oss.GptOssRMSNorm seed_oss.SeedOssRMSNorm hunyuan_v1_dense.HunYuanDenseV1RMSNorm ernie4_5.Ernie4_5RMSNorm""")
 OFFSET_NORMS = classes("""gemma3.Gemma3RMSNorm qwen3_5.Qwen3_5RMSNorm qwen3_5_moe.Qwen3_5MoeRMSNorm
-    qwen3_next.Qwen3NextRMSNorm""")
+    qwen3_next.Qwen3NextRMSNorm muse_glimmer.MuseGlimmerTextCenteredRMSNorm""")
 CASTING = classes("""qwen3_5.Qwen3_5GatedDeltaNet qwen3_5_moe.Qwen3_5MoeGatedDeltaNet qwen3_moe.Qwen3MoeTopKRouter
     qwen3_5_moe.Qwen3_5MoeTopKRouter mixtral.MixtralTopKRouter glm4_moe.Glm4MoeTopkRouter gemma4.Gemma4RMSNorm
     gemma4.Gemma4TextRouter ernie4_5.Ernie4_5Attention qwen3_next.Qwen3NextGatedDeltaNet
-    qwen3_next.Qwen3NextTopKRouter""")
+    qwen3_next.Qwen3NextTopKRouter muse_glimmer.MuseGlimmerRMSNorm""")
 Glm4MoeTopkRouter, Gemma4TextRouter = classes("glm4_moe.Glm4MoeTopkRouter gemma4.Gemma4TextRouter")
 
 transformers.utils.logging.disable_progress_bar()
@@ -319,6 +320,20 @@ GEMMA4_E = gemma4("sfssf", vocab_size=103, hidden_size=24, num_kv_shared_layers=
                   hidden_size_per_layer_input=8, vocab_size_per_layer_input=103)
 
 
+# A window of 5 in two layers of four, the last one without rotary positions; two epsilons that matter; a cap that bends the
+# logits. Written with the smallest vision tower that its class allows.
+MUSE_GLIMMER = MuseGlimmerConfig(
+    text_config=dict(vocab_size=97, hidden_size=32, intermediate_size=40, num_hidden_layers=4, num_attention_heads=4,
+                     num_key_value_heads=2, head_dim=10, max_position_embeddings=128, sliding_window=5, rms_norm_eps=1e-3,
+                     post_norm_eps=2e-2, qk_scale_factor=2.5, output_multiplier=0.6, final_logit_softcapping=3.0,
+                     layer_types=["sliding_attention", "sliding_attention", "full_attention", "full_attention"],
+                     layer_rope_theta=[50000.0, 50000.0, 50000.0, 0],
+                     rope_parameters=dict(rope_type="default", rope_theta=50000.0), **NO_SPECIAL_TOKENS),
+    vision_config=dict(hidden_size=8, num_attention_heads=2, num_hidden_layers=1, intermediate_size=8, patch_size=2,
+                       pos_emb_height=2, pos_emb_width=2, max_position_embeddings=4),
+    out_hidden_size=32, projector_hidden_size=8)
+
+
 @dataclass
 class Case:
     name: str                           # the folder
@@ -333,7 +348,7 @@ class Case:
     def __post_init__(self):
         self.config = copy.deepcopy(self.config)
         if self.pad is not None:
-            self.config.pad_token_id = self.pad
+            self.config.get_text_config().pad_token_id = self.pad
 
 
 CASES = [
@@ -371,6 +386,7 @@ CASES = [
     Case("seed_oss", SEED_OSS, seed=5, pad=43),
     Case("hunyuan_v1_dense", HUNYUAN, seed=39, config_style=4),
     Case("ernie4_5", ERNIE4_5, seed=1044),
+    Case("muse_glimmer", MUSE_GLIMMER, seed=302),
     Case("qwen3_moe", QWEN3_MOE, seed=472, pad=30),
     Case("qwen3_moe-fused", QWEN3_MOE_FUSED, seed=10729, layout="fused"),
     Case("qwen3_5_moe", QWEN3_5_MOE, seed=430, layout="fused"),
@@ -387,15 +403,28 @@ CASES = [
 
 
 def adds_one(config, name):
-    """Whether a norm multiplies by 1 + its weight: all of Gemma's, of Qwen3.5's all but the gated one"""
+    """Whether a norm multiplies by 1 + its weight: all of Gemma's, of Qwen3.5's all but the gated one, of Muse's the layers'"""
     hybrid = config.model_type in ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
+    if config.model_type == "muse_glimmer":
+        return "layers" in name
     return config.model_type == "gemma3_text" or hybrid and "linear_attn" not in name
+
+
+def auto_class(config):
+    """Muse Glimmer has no class of the text model alone."""
+    return AutoModelForImageTextToText if config.model_type == "muse_glimmer" else AutoModelForCausalLM
+
+
+def text_parameters(model):
+    """Parameters of the text model, by the names that it would have alone."""
+    return [(name.replace("model.language_model.", "model."), p) for name, p in model.named_parameters()
+            if not name.startswith("model.vision")]
 
 
 def random_model(case):
     """Every parameter non-trivial, so that no gradient is degenerate and no bias or norm weight can be forgotten."""
     rng = torch.Generator().manual_seed(case.seed)
-    model = AutoModelForCausalLM.from_config(case.config, dtype=torch.float32)
+    model = auto_class(case.config).from_config(case.config, dtype=torch.float32)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=rng)
@@ -497,7 +526,7 @@ def packed_stream(case):
     a document's end in the stream must not matter.
     """
     rng = np.random.default_rng(1000 + case.seed)
-    documents = [rng.integers(0, case.config.vocab_size, length + 1) for length in case.lengths]
+    documents = [rng.integers(0, case.config.get_text_config().vocab_size, length + 1) for length in case.lengths]
     weights = [(rng.random(length) < 0.75).astype(np.float32) for length in case.lengths]
     weights[0][:MASKED_PROMPT] = 0
     weights[1][:] = 1
@@ -506,7 +535,7 @@ def packed_stream(case):
     stream = dict(tokens=np.concatenate([d[:-1] for d in documents]),
                   targets=np.concatenate([d[1:] for d in documents]),
                   doc_start=starts, doc_length=np.array(case.lengths),
-                  prompt=rng.integers(0, case.config.vocab_size, PROMPT_LENGTH))
+                  prompt=rng.integers(0, case.config.get_text_config().vocab_size, PROMPT_LENGTH))
     stream = {name: torch.tensor(value.astype(np.int32)) for name, value in stream.items()}
     stream["loss_weight"] = torch.tensor(np.concatenate(weights))
     return stream
@@ -577,8 +606,9 @@ def attention_of(config):
 
 
 def load_model(folder, dtype, attention=None):
-    attention = attention or attention_of(transformers.AutoConfig.from_pretrained(folder))
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=attention,
+    config = transformers.AutoConfig.from_pretrained(folder)
+    attention = attention or attention_of(config)
+    model = auto_class(config).from_pretrained(folder, dtype=dtype, attn_implementation=attention,
                                                  experts_implementation="eager")
     for name, module in model.named_modules():
         if name.endswith("mlp.gate"):
@@ -600,7 +630,7 @@ def loss_and_gradients(model, stream):
     loss = -(weight * logp).sum() / weight.sum()
     model.zero_grad()
     loss.backward()
-    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    gradients = {name: parameter.grad for name, parameter in text_parameters(model)}
     return loss.detach(), first_logits.detach(), logp.detach(), gradients
 
 
@@ -762,12 +792,12 @@ def check_finite_difference(case, folder, step=1e-7):
         for table in (m for m in model.modules() if isinstance(m, torch.nn.Embedding)):
             table.padding_idx = None  # with one it is not the slope
         gradients = loss_and_gradients(model, stream)[3]
-        direction = {n: torch.randn(p.shape, generator=rng, dtype=torch.float64) for n, p in model.named_parameters()}
+        direction = {n: torch.randn(p.shape, generator=rng, dtype=torch.float64) for n, p in text_parameters(model)}
         slope = sum(float((gradients[n] * direction[n]).sum()) for n in gradients)
         loss = []
         for side in (+1, -2):  # from 0 to +step, from there to -step
             with torch.no_grad():
-                for name, parameter in model.named_parameters():
+                for name, parameter in text_parameters(model):
                     parameter += side * step * direction[name]
             loss.append(float(loss_and_gradients(model, stream)[0]))
     error = abs((loss[0] - loss[1]) / (2 * step) - slope) / abs(slope)

@@ -225,6 +225,7 @@ TEST(olmo3) { FOLDER("olmo3"); }
 TEST(glm4) { FOLDER("glm4"); }
 TEST(granite) { FOLDER("granite"); }
 TEST(hunyuan_v1_dense) { FOLDER("hunyuan_v1_dense"); }
+TEST(muse_glimmer) { FOLDER("muse_glimmer"); }
 TEST(qwen3_moe) { FOLDER("qwen3_moe"); }
 TEST(qwen3_moe_fused) { FOLDER("qwen3_moe-fused"); }
 TEST(qwen3_5_moe) { FOLDER("qwen3_5_moe"); }

@@ -336,7 +336,8 @@ TEST(golden_models) {
                                         "seed_oss",
                                         "ernie4_5",
                                         "hunyuan_v1_dense",
-                                        "qwen3_next"};
+                                        "qwen3_next",
+                                        "muse_glimmer"};
     for (size_t i = 0; i < COUNT_OF(names); i++) golden_agrees(names[i], i);
 }
 
