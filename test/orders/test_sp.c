@@ -21,6 +21,7 @@ static const char *const models[] = {
     TINY_GPT2,
     TINY_TIED,
     TINY_ROTATED,
+    TINY_BARE,
     // windows: within a range, across several, beyond the stream; in some layers or in all
     TINY_GEMMA ",sliding_window=3,layer_types=ssf",
     TINY_GEMMA ",sliding_window=22,layer_types=sfs",
