@@ -17,6 +17,7 @@ static const char *const models[] = {
     TINY_GEMMA ",sliding_window=9,layer_types=ssf",
     TINY_HYBRID ",num_hidden_layers=3,layer_types=lf,linear_num_value_heads=4,tie_word_embeddings=true",
     TINY_SHARED,
+    TINY_BARE,
 };
 enum { MODELS = COUNT_OF(models), STAGES = 4 };
 
