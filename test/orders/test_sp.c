@@ -20,8 +20,6 @@ static const char *const models[] = {
     TINY_LLAMA,
     TINY_GPT2,
     TINY_TIED,
-    TINY_ROTATED,
-    TINY_BARE,
     // windows: within a range, across several, beyond the stream; in some layers or in all
     TINY_GEMMA ",sliding_window=3,layer_types=ssf",
     TINY_GEMMA ",sliding_window=22,layer_types=sfs",
@@ -38,6 +36,8 @@ static const char *const models[] = {
     TINY_LLLF ",layer_types=llfl",
     TINY_LINEAR,
     TINY_SHARED,
+    TINY_ROTATED,
+    TINY_BARE,
 };
 
 static const struct {
