@@ -123,7 +123,7 @@ __attribute__((noreturn)) static void hf_refuse_family(const char *path, const c
     const cJSON *inner = json_get(root, "text_config"), *text = inner ? inner : root, *layer;
     const cJSON *types = json_get(text, "layer_types"), *item = json_get(root, key);
     const char *what = "";
-    char value[64], known[256] = "";
+    char value[64], known[512] = "";
     cJSON_ArrayForEach(layer, types) if (json_is(layer, "linear_attention")) what =
         ", a hybrid with layers of linear attention (Gated DeltaNet),";
     json_scalar_text(cJSON_IsArray(item) ? item->child : item, value, sizeof(value));

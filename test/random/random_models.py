@@ -34,13 +34,12 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func  # noqa: E402
 from transformers import (Ernie4_5Config, Gemma3TextConfig, Gemma4TextConfig, Glm4Config, Glm4MoeConfig, GPT2Config,  # noqa: E402
                           GptOssConfig, GraniteConfig, HunYuanDenseV1Config, LlamaConfig, Ministral3Config, MistralConfig,
-                          MixtralConfig, Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config, Qwen3_5MoeTextConfig,
+                          MixtralConfig, MuseGlimmerConfig, Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config, Qwen3_5MoeTextConfig,
                           Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig, SeedOssConfig, SmolLM3Config)
 
 TRAIN = os.environ.get("TRAIN", str(ROOT / "build" / "cpu-double" / "train"))
 LOSS, GRADIENT = 1e-11, 1e-6  # gradients are written in fp32
 EXACT = 1e-12                 # of mutated configurations: the loss, the gradients' norm
-AUTO = transformers.AutoModelForCausalLM
 
 
 # ---- configurations --------------------------------------------------------------------------------------------------------------
@@ -227,6 +226,18 @@ def ernie4_5(r):
     return Ernie4_5Config(**sizes(r), rope_parameters=scaling(r, 64), use_bias=r.random() < 0.5)
 
 
+def muse_glimmer(r):
+    """The text of the composite class, with the vision tower of the golden model."""
+    s, rope = sizes(r), scaling(r, 64)
+    types = r.choice([None, kinds(r, s["num_hidden_layers"], "sliding_attention")])
+    thetas = types and [r.choice([0, rope["rope_theta"]]) if t == "full_attention" else rope["rope_theta"] for t in types]
+    text = dict(**s, layer_types=types, layer_rope_theta=thetas, rope_parameters=rope, sliding_window=r.randrange(1, 30),
+                post_norm_eps=r.choice([1e-8, 1e-3]), qk_scale_factor=r.choice([1.0, 3.87]), output_multiplier=r.choice([0.2, 1.5]),
+                final_logit_softcapping=r.choice([2.0, 20.0]), attention_bias=r.random() < 0.3)
+    golden = make_golden.MUSE_GLIMMER.to_dict()
+    return MuseGlimmerConfig(text_config=text, vision_config=golden["vision_config"], out_hidden_size=32, projector_hidden_size=8)
+
+
 def experts(r, most=16):
     """Draws the keys of a layer's experts: as many as there are of a token, or up to `most`."""
     E = r.randrange(2, most + 1)
@@ -285,7 +296,7 @@ def gpt_oss(r):
 FAMILIES = dict(gpt2=gpt2, llama=llama, mistral=mistral, ministral3=ministral3, qwen2=qwen2, qwen3=qwen3, gemma3=gemma3, gemma4=gemma4,
                 qwen3_5=qwen3_5, smollm3=smollm3, olmo2=olmo2, olmo3=olmo3, phi3=phi3, glm4=glm4, granite=granite, qwen3_moe=qwen3_moe,
                 qwen3_5_moe=qwen3_5_moe, mixtral=mixtral, glm4_moe=glm4_moe, gpt_oss=gpt_oss, seed_oss=seed_oss,
-                hunyuan_v1_dense=hunyuan_v1_dense, ernie4_5=ernie4_5, qwen3_next=qwen3_next)
+                hunyuan_v1_dense=hunyuan_v1_dense, ernie4_5=ernie4_5, qwen3_next=qwen3_next, muse_glimmer=muse_glimmer)
 
 
 # ---- mutated config.json ---------------------------------------------------------------------------------------------------------
@@ -384,11 +395,12 @@ def mutate(r, config):
 def small_model(folder):
     """Builds transformers' model of a config.json, with random weights representable in fp32, saved beside it."""
     config = transformers.AutoConfig.from_pretrained(folder)
+    auto = make_golden.auto_class(config)
     with torch.device("meta"):
-        size = sum(p.numel() for p in AUTO.from_config(config).parameters())
+        size = sum(p.numel() for p in auto.from_config(config).parameters())
     if size > 2e6:
         raise OverflowError(f"{size} weights")
-    model = AUTO.from_config(config, dtype=torch.float64, attn_implementation=make_golden.attention_of(config),
+    model = auto.from_config(config, dtype=torch.float64, attn_implementation=make_golden.attention_of(config),
                              experts_implementation="eager").eval()
     config.output_hidden_states = bool(getattr(config, "num_kv_shared_layers", 0))  # as in trial()
     for router in routers_of(model):
@@ -412,9 +424,10 @@ def mutated_trial(seed, number, names, work, verbose):
     config = FAMILIES[name](r)
     for key in ("bos_token_id", "eos_token_id"):
         setattr(config, key, None)
-    config.pad_token_id = r.choice([None, r.randrange(60)])
-    text = json.loads(config.to_json_string(use_diff=False))
-    text["architectures"] = [AUTO._model_mapping[type(config)].__name__]
+    config.get_text_config().pad_token_id = r.choice([None, r.randrange(60)])
+    whole = json.loads(config.to_json_string(use_diff=False))
+    whole["architectures"] = [make_golden.auto_class(config)._model_mapping[type(config)].__name__]
+    text = whole.get("text_config", whole)
     for key in [k for k, v in text.items() if v is None and k not in VALUES]:
         text.pop(key, None)
     said = mutate(r, text)
@@ -422,12 +435,12 @@ def mutated_trial(seed, number, names, work, verbose):
         print(said, json.dumps(text, indent=1), sep="\n")
     folder = work / "model"
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(text))
+    (folder / "config.json").write_text(json.dumps(whole))
     torch.manual_seed(r.randrange(1 << 30))
     with make_golden.rmsnorm_in_the_models_dtype():
         try:
             model, theirs = small_model(folder), None
-            vocabulary, pad = model.config.vocab_size, model.config.pad_token_id
+            vocabulary, pad = model.config.get_text_config().vocab_size, model.config.get_text_config().pad_token_id
             ids = torch.randint(vocabulary, (40,))
             if isinstance(pad, int):
                 ids[3:36:11] = pad % vocabulary
@@ -550,9 +563,10 @@ def trial(seed, number, names, work, verbose):
     config = FAMILIES[name](r)
     for key in ("bos_token_id", "eos_token_id"):
         setattr(config, key, None)
-    config.pad_token_id = r.choice([None, r.randrange(60)])
+    text = config.get_text_config()
+    text.pad_token_id = r.choice([None, r.randrange(60)])
     lengths = [r.randrange(1, 70) for _ in range(r.choice([1, 1, 2, 3]))]
-    shares = getattr(config, "num_kv_shared_layers", 0)  # seco refuses such
+    shares = getattr(text, "num_kv_shared_layers", 0)  # seco refuses such
     chunked = [(m, r.randrange(1, 80)) for m in ["mst", "stream" if shares else "seco"] + ["stream"] * 6]
     method, chunk = r.choice([("full", 0), ("checkpoint", 0), *chunked]), r.randrange(1, 90)
     about = f"{name}, {lengths} tokens, {method[0]} {method[1]}"
@@ -568,21 +582,21 @@ def trial(seed, number, names, work, verbose):
     losses = [r.choice([0, 0.01, 1.0]), r.choice([0, 0.1])] if any("TopKRouter" in type(m).__name__ for m in made.modules()) else []
     routers = [word for pair in zip(("--router-aux-loss", "--router-z-loss"), losses) for word in pair]
     every = ["--inputs-every", r.choice([1, 1, 2, 3])] if method[0] in ("stream", "checkpoint", "mst") else []
-    keep = kept(random.Random(f"{seed} {number} keep"), method[0], config)
+    keep = kept(random.Random(f"{seed} {number} keep"), method[0], text)
     rng = np.random.default_rng(case.seed)
-    documents = [rng.integers(0, config.vocab_size, n + 1).astype(np.uint16) for n in lengths]
+    documents = [rng.integers(0, text.vocab_size, n + 1).astype(np.uint16) for n in lengths]
     for ids in documents:
-        ids[::9] = ids[0] if config.pad_token_id is None else config.pad_token_id
+        ids[::9] = ids[0] if text.pad_token_id is None else text.pad_token_id
     counts = [(rng.random(n + 1) < 0.8).astype(np.uint8) for n in lengths]
     for counted in counts:
         counted[0], counted[-1] = 0, 1  # some target of each counts
-    data = write_shard(work, documents, counts, config.vocab_size)
+    data = write_shard(work, documents, counts, text.vocab_size)
     chunks = ["--chunk", method[1], "--logits-chunk", chunk] if method[1] else []
     command = ["bp", "--model", folder, "--data", data, "--any-tokenizer", "--seq-len", max(lengths), "--batch", len(lengths), "--method",
                method[0], *chunks, *every, *routers, "--threads", 1, "--json", "--quiet", "--grads-out"]
     out = json.loads(ours(*command, work / "grads.safetensors", *keep))
     about += f" {' '.join(map(str, keep))}"
-    kinds_of = set(getattr(config, "layer_types", None) or [])
+    kinds_of = set(getattr(text, "layer_types", None) or [])
     if keep and not kinds_of & {"sliding_attention", "linear_attention"}:  # else keys and states are made in another way
         ours(*command, work / "unkept.safetensors", "--keep", "none")
         same = (work / "grads.safetensors").read_bytes() == (work / "unkept.safetensors").read_bytes()
@@ -613,9 +627,9 @@ def trial(seed, number, names, work, verbose):
             prompt = documents[0][:6].astype(int)
             expected = model.generate(torch.tensor(prompt)[None], attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
                                       do_sample=False, max_new_tokens=6, use_cache=False)[0, len(prompt):].tolist()
-            text = ours("sample", "--model", folder, "--prompt-ids", ",".join(map(str, prompt)), "--max-new-tokens", 6, "--temperature", 0,
+            said = ours("sample", "--model", folder, "--prompt-ids", ",".join(map(str, prompt)), "--max-new-tokens", 6, "--temperature", 0,
                         "--quiet").split()
-            assert [int(word) for word in text][-len(expected):] == expected, f"{about}: text {text}, transformers {expected}"
+            assert [int(word) for word in said][-len(expected):] == expected, f"{about}: text {said}, transformers {expected}"
     if number % 5 == 1:
         ours("convert", "--model", folder, "--out", work / "again", "--quiet")
         same = (work / "again" / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
