@@ -616,6 +616,17 @@ static void config_finish_experts(Config *c, const char *where, int code) {
                  where, c->topk_group, c->n_group, c->num_experts, c->num_experts_per_tok);
 }
 
+// Sets keys of some families that follow from other keys.
+static void config_finish_derived(Config *config, const char *where, int code) {
+    const Family *family = config->family;
+    if (config->rope.type == ROPE_DYNAMIC && config->head_dim == 2)
+        die_with(code, "%s: rope_type dynamic needs a head_dim above 2", where);
+    if (family->mlp_biases_too) config->mlp_bias = config->attention_bias;
+    if (!family_has_key(family, "post_norm_eps")) config->post_norm_eps = config->norm_eps;
+    if (family_has_key(family, "output_multiplier") && config->final_logit_softcapping <= 0)
+        die_with(code, "%s: final_logit_softcapping must be above 0", where);
+}
+
 // Sets keys that follow from other keys, and refuses impossible models.
 static void config_finish(Config *config, const char *where, int code) {
     const Family *family = config->family;
@@ -637,12 +648,7 @@ static void config_finish(Config *config, const char *where, int code) {
                      where, config->hidden_size, config->num_attention_heads);
         config->head_dim = config->hidden_size / config->num_attention_heads;
     }
-    if (config->rope.type == ROPE_DYNAMIC && config->head_dim == 2)
-        die_with(code, "%s: rope_type dynamic needs a head_dim above 2", where);
-    if (family->mlp_biases_too) config->mlp_bias = config->attention_bias;
-    if (!family_has_key(family, "post_norm_eps")) config->post_norm_eps = config->norm_eps;
-    if (family_has_key(family, "output_multiplier") && config->final_logit_softcapping <= 0)
-        die_with(code, "%s: final_logit_softcapping must be above 0", where);
+    config_finish_derived(config, where, code);
     if (family->activation == ACTIVATION_GELU && !config_given(config, "intermediate_size"))
         config->intermediate_size = 4 * config->hidden_size;
     if (config->num_attention_heads % config->num_key_value_heads)

@@ -194,7 +194,7 @@ TEST(finite_differences) {
         c.model.config.pad_token_id = NO_ROW; // with one the gradient is not the slope
         TinyResult full = case_run(&c, METHOD_STREAM, 7, 7);
         const int routed = c.model.config.family->router != ROUTER_NONE; // a step may change a route
-        const int curved = c.model.config.family->outer_norms; // the norm of small embeddings
+        const int curved = c.model.config.family->outer_norms;           // the norm of small embeddings
         const double h = layers_of_kind(&c.model.config, LAYER_LINEAR) || routed || curved ? 3e-6 : 1e-4;
         for (size_t i = 0; i < c.lora.table.parameter_count; i++) {
             const Parameter *p = &c.lora.table.parameters[i];
