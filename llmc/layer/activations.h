@@ -154,7 +154,8 @@ static void layer_count_before(Layer *layers, const Config *c, const Lora *lora,
     }
     for (layer->like = 0; layer->like < l; layer->like++) {
         const Layer *first = &layers[layer->like];
-        const int kind = layer_kind(c, layer->like) == layer_kind(c, l) && first->form == layer->form;
+        const int kind = layer_kind(c, layer->like) == layer_kind(c, l) && first->form == layer->form &&
+                         first->rotates == layer->rotates;
         if (kind && (!lora || lora->like[layer->like] == lora->like[l]) && first->level == layer->level &&
             first->off == layer->off)
             break;
