@@ -30,6 +30,16 @@ static void gradients_write_joined(const OutputFile *output, uint64_t at, const 
     }
 }
 
+// Writes elements [begin, begin + n) of a parameter whose rows the file fuses, from byte `at` on.
+static void gradients_write_fused(const OutputFile *output, uint64_t at, const Parameter *p, size_t begin, size_t n,
+                                  const float *values) {
+    for (size_t done = 0, part; done < n; done += part) {
+        const ElementRun run = fused_run(p, begin + done, 1);
+        part = min_size(n - done, run.count);
+        output_write(output, at + (uint64_t)run.at * sizeof(float), values + done, part * sizeof(float));
+    }
+}
+
 // Copies the next of the comma-separated globs; returns 0 after the last.
 static int next_glob(const char **globs, char glob[256]) {
     const size_t length = strcspn(*globs, ",");
@@ -112,6 +122,8 @@ static void gradients_write(const char *path, const char *globs, const Model *mo
         const float *values = (const float *)slab_from_device(&s, ops, device_gradients, stored, DTYPE_FP32);
         if (p->transposed)
             gradients_write_transposed(&output, at, p, s.begin, s.count, values);
+        else if (p->fused.groups)
+            gradients_write_fused(&output, at, p, s.begin, s.count, values);
         else if (p->joined)
             gradients_write_joined(&output, p->part ? joined[p->role == ROLE_EMBEDDING] : at, p, s.begin, s.count,
                                    values);

@@ -1,11 +1,10 @@
 /*
-Reads and writes config.json of a Hugging Face model. Reading takes the classic keys (rope_theta, rope_scaling,
-torch_dtype) and the keys of transformers 5 (rope_parameters, dtype); an absent key has the default of its config class.
-In a composite model (text and images) it takes text_config. It refuses by name every setting with which the model would
-compute something else: architectures, activations, other rope types, soft caps, quantisation, impossible values.
-Writing gives every key that transformers needs to build the same model, rotary positions and windows in both forms if
-these agree. An existing config.json of this model is kept (hf_config_keep.h). Both directions walk config_keys
-(config.h) and the table of hf_constants.h, so a new key is read and written under its own name.
+Reads config.json of a Hugging Face model (hf_config_write.h writes it). Reading takes the classic keys (rope_theta,
+rope_scaling, torch_dtype) and the keys of transformers 5 (rope_parameters, dtype); an absent key has the default of its
+config class. In a composite model (text and images) it takes text_config. It refuses by name every setting with which
+the model would compute something else: architectures, activations, other rope types, soft caps, quantisation,
+impossible values. Both directions walk config_keys (config.h) and the table of hf_constants.h, so a new key is read and
+written under its own name.
 */
 #ifndef LLMC_HF_CONFIG_H
 #define LLMC_HF_CONFIG_H
@@ -13,9 +12,8 @@ these agree. An existing config.json of this model is kept (hf_config_keep.h). B
 #include "llmc/base/dtype.h"
 #include "llmc/base/file.h"
 
-#define HF_CONFIG_MAX  ((size_t)16 << 20) // most bytes read of a config.json or an index
-#define HF_CONFIG_TEXT 65536              // most bytes of a written config.json
-#define HF_THETA       10000              // transformers' default of rope_theta, unless the class has another
+#define HF_CONFIG_MAX ((size_t)16 << 20) // most bytes read of a config.json or an index
+#define HF_THETA      10000              // transformers' default of rope_theta, unless the class has another
 
 static const char *hf_dtype_name(DType type) {
     static const char *const names[DTYPE_FLOATS] = {"float32", "bfloat16", "float64", "float16"};
@@ -126,6 +124,8 @@ static const HfComposite hf_composites[] = {
      "model.language_model.", "mtp.|model.visual.", NULL, 1},
     {"gemma4", "gemma4", "Gemma4ForConditionalGeneration", HF_GEMMA4, NULL, 0},
     {"gemma4", "gemma4_unified", "Gemma4UnifiedForConditionalGeneration", HF_GEMMA4, HF_UNIFIED, 0},
+    {"muse_glimmer", "muse_glimmer", "MuseGlimmerForConditionalGeneration", "model.language_model.",
+     "model.language_model.", "model.vision_tower.|model.vision_adapter.|model.vision_projection.", NULL, 0},
     {"ministral3", HF_MISTRAL3},
     {"mistral", HF_MISTRAL3},
     {"gemma3", "gemma3", "Gemma3ForConditionalGeneration", "language_model.model.", "model.language_model.", HF_IMAGES,
@@ -169,7 +169,7 @@ __attribute__((noreturn)) static void hf_refuse_family(const char *path, const c
     const cJSON *inner = json_get(root, "text_config"), *text = inner ? inner : root, *layer;
     const cJSON *types = json_get(text, "layer_types"), *item = json_get(root, key);
     const char *what = "";
-    char value[64], known[256] = "";
+    char value[64], known[512] = "";
     cJSON_ArrayForEach(layer, types) if (json_is(layer, "linear_attention")) what =
         ", a hybrid with layers of linear attention (Gated DeltaNet),";
     json_scalar_text(cJSON_IsArray(item) ? item->child : item, value, sizeof(value));
@@ -294,10 +294,11 @@ static int hf_has_key(const Family *family, const char *name) {
 }
 
 // Tells whether a family's config.json has a key under its alias: every key of GPT-2, one key of models with a dense
-// MLP next to experts.
+// MLP next to experts, use_bias.
 static int hf_uses_alias(const Family *family, const ConfigKey *key) {
     return key->alias &&
-           (family->learned_positions || (family->experts_beside && !strcmp(key->name, "num_experts_per_tok")));
+           (family->learned_positions || (family->experts_beside && !strcmp(key->name, "num_experts_per_tok")) ||
+            (family->mlp_biases_too && !strcmp(key->name, "attention_bias")));
 }
 
 static void hf_read_keys(Config *config, const cJSON *root, const char *path) {
@@ -350,6 +351,7 @@ static void hf_check_required(const Config *config, const char *path) {
     const char *also = config->family->learned_positions ? "max_position_embeddings" : "intermediate_size";
     for (const ConfigKey *key = config_keys; key < config_keys + CONFIG_KEYS; key++) {
         if ((strcmp(key->name, also) != 0 || !family_has_key(config->family, also)) &&
+            (strcmp(key->name, "head_dim") != 0 || config->family->qk_norm != QK_NORM_ROTATED) && // Hunyuan's class
             !text_is_one_of(key->name, "vocab_size|hidden_size|num_hidden_layers|num_attention_heads"))
             continue;
         const char *alias = config->family->learned_positions ? key->alias : NULL;
@@ -409,9 +411,10 @@ static void hf_read_rope_object(Config *config, const cJSON *rope, const char *n
     if (!type && json_get(rope, "factor"))
         die("%s: %s has a factor but no rope_type; give both or neither", path, name);
     if (!type) return;
-    const int scales = family_has_key(config->family, "rope_type");
+    const int scales = family_has_key(config->family, "rope_type"), alpha = family_has_key(config->family, "alpha");
     const char *plain = config->family->proportional ? "proportional" : "default";
-    if (!cJSON_IsString(type) || !text_is_one_of(type->valuestring, scales ? "default|linear|llama3|yarn" : plain))
+    if (!cJSON_IsString(type) || (!text_is_one_of(type->valuestring, scales ? "default|linear|llama3|yarn" : plain) &&
+                                  !(alpha && json_is(type, "dynamic"))))
         die("%s: %s of type %s is not supported%s; supported: %s", path, name,
             json_scalar_text(type, value, sizeof(value)), scales ? "" : " for this family",
             scales ? "default, linear, llama3 or yarn" : plain);
@@ -604,6 +607,33 @@ static void hf_read_no_rope(Config *config, const cJSON *root, const char *path)
     config->layer_types[L] = 0;
 }
 
+// Reads which layers have a window (layer_types) and which have no rotary positions (layer_rope_theta is 0), of a class
+// whose defaults count every fourth layer from the last. transformers reads the other values of the list as yes or no.
+static void hf_read_rope_thetas(Config *config, const cJSON *root, const char *path) {
+    const cJSON *types = json_get(root, "layer_types"), *thetas = json_get(root, "layer_rope_theta"), *item;
+    const size_t L = config->num_hidden_layers;
+    if (L > LAYER_TYPES_MAX) die("%s: has more layers than the %d that this family supports", path, LAYER_TYPES_MAX);
+    if (thetas && (!cJSON_IsArray(thetas) || (size_t)cJSON_GetArraySize(thetas) < L))
+        die("%s: layer_rope_theta must be a list of a number for each of %zu layers", path, L);
+    if (types) hf_read_layer_types(config, types, path);
+    for (size_t l = 0; l < L; l++) {
+        const int fourth = (L - 1 - l) % 4 == 0;
+        if (!types) config->layer_types[l] = fourth ? 'f' : 's';
+        item = thetas ? cJSON_GetArrayItem(thetas, (int)l) : NULL;
+        if (item && (!cJSON_IsNumber(item) || (item->valuedouble != 0 && item->valuedouble != config->rope_theta)))
+            die("%s: layer_rope_theta: the value of layer %zu must be 0 or rope_theta, %g", path, l,
+                config->rope_theta);
+        if (item ? item->valuedouble != 0 : !fourth) continue;
+        if (config->layer_types[l] == 's')
+            die("%s: layer_rope_theta: layer %zu has a sliding window, so it must have rotary positions here", path, l);
+        config->layer_types[l] = 'n';
+    }
+    config->layer_types[L] = 0, config->given[config_key_find("layer_types")] = 1;
+    if (cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(root, "sliding_window"))) config->sliding_window = 0;
+    if (strchr(config->layer_types, 's') && !config->sliding_window)
+        die("%s: layer_types has sliding_attention, but there is no sliding_window; give its size", path);
+}
+
 // Reads sliding_window and which layers have a window, by the rules of each class. A window includes the key of the
 // query's token, as it does in our config.
 static void hf_read_windows(Config *config, const cJSON *root, const char *path) {
@@ -725,6 +755,8 @@ static Config hf_config_read(const char *path, char *remark, size_t remark_size)
         hf_read_kinds(&config, root, path);
     else if (*family->layer_types == 'n')
         hf_read_no_rope(&config, root, path);
+    else if (!strcmp(family->layer_types, "sn"))
+        hf_read_rope_thetas(&config, root, path);
     else
         hf_read_windows(&config, root, path);
     hf_read_layer_heads(&config, root, path);
@@ -732,154 +764,6 @@ static Config hf_config_read(const char *path, char *remark, size_t remark_size)
     config_finish(&config, path, EXIT_RUNTIME);
     cJSON_Delete(whole);
     return config;
-}
-
-// ---- writing --------------------------------------------------------------------------------------------------------
-// Writes a number that transformers reads as a float: "10000.0".
-static void hf_put_real(JsonOut *json, const char *name, double value) {
-    char text[40];
-    number_text(value, text);
-    json_word(json, name, strcat(text, strpbrk(text, ".e") ? "" : ".0"));
-}
-
-typedef enum { HF_TOP, HF_ROPE_SCALING, HF_ROPE_PARAMETERS } HfLevel;
-
-// Tells whether a key is written as null: a value of 0 that means "none", and keys of experts in a model without
-// experts.
-static int hf_is_null(const Config *config, const ConfigKey *key) {
-    if (!strcmp(key->name, "final_logit_softcapping")) return config->final_logit_softcapping == 0;
-    if (!strcmp(key->name, "num_global_key_value_heads")) return !config->num_global_key_value_heads;
-    return config->family->experts_beside && !config->num_experts &&
-           text_is_one_of(key->name, "num_experts|num_experts_per_tok|moe_intermediate_size");
-}
-
-// Writes the keys of the top level or of an object of rotary positions. Keys of scaling go to the object; rope_theta
-// and partial_rotary_factor go to the top level and to rope_parameters. Separate functions write windows and layer
-// types. GPT-2's keys have the names of GPT-2's class.
-static void hf_put_keys(JsonOut *json, const Config *config, HfLevel level) {
-    for (const ConfigKey *key = config_keys; key < config_keys + CONFIG_KEYS; key++) {
-        const void *field = (const char *)config + key->offset;
-        const char *name = hf_uses_alias(config->family, key) ? key->alias : key->name;
-        const int rotary = text_is_one_of(key->name, "rope_theta|partial_rotary_factor");
-        if (level == HF_TOP && !strcmp(key->name, "pad_token_id") && config->pad_token_id == NO_ROW)
-            json_null(json, name);
-        if (!config_uses_key(config, key) || !hf_has_key(config->family, key->name) ||
-            text_is_one_of(key->name, "rope_type|layer_types|sliding_window|activation_function"))
-            continue;
-        if (rotary ? level == HF_ROPE_SCALING : (level != HF_TOP) != (key->scaling != 0)) continue;
-        if (rotary && level == HF_TOP && config->family->proportional) continue; // written only in rope_parameters
-        if (!strcmp(key->name, "num_experts")) name = hf_names_of_experts(config->family)[0];
-        if (hf_is_null(config, key))
-            json_null(json, name);
-        else if (key->kind == KEY_BOOL)
-            json_bool(json, name, *(const int *)field);
-        else if (key->kind == KEY_LAYERS) {
-            json_array(json, name);
-            for (size_t l = 0; l < LAYER_TYPES_MAX; l++)
-                if (config->mlp_only_layers[l / 8] >> l % 8 & 1) json_size(json, NULL, l);
-            json_array_end(json);
-        } else if (config->family->router == ROUTER_SIGMOID && !strcmp(name, "shared_expert_intermediate_size"))
-            json_size(json, "n_shared_experts", *(const size_t *)field / config->moe_intermediate_size);
-        else if (key->kind == KEY_SIZE)
-            json_size(json, name, *(const size_t *)field);
-        else if (!strcmp(key->name, "query_pre_attn_scalar"))
-            json_number(json, name, *(const double *)field);   // a whole number in transformers
-        else if (!key->scaling || *(const double *)field != 0) // 0: the key is not given
-            hf_put_real(json, name, *(const double *)field);
-    }
-}
-
-static void hf_put_rope_object(JsonOut *json, const char *name, const Config *config, HfLevel level) {
-    json_object(json, name);
-    json_text(json, "rope_type", config->family->proportional ? "proportional" : rope_type_names[config->rope.type]);
-    hf_put_keys(json, config, level);
-    if (family_has_key(config->family, "llama_4_scaling_beta") && rotation_growth(config) == 0) {
-        json_word(json, "llama_4_scaling_beta", "0.0"); // required by the family's config class
-        if (config->rope.type == ROPE_DEFAULT || config->rope.type == ROPE_LINEAR)
-            json_size(json, "original_max_position_embeddings", config->max_position_embeddings);
-    }
-    json_object_end(json);
-}
-
-// Writes the classic rope_scaling and rope_theta, and rope_parameters (for Gemma one per kind of layer).
-static void hf_put_rope(JsonOut *json, const Config *config) {
-    if (config->rope.type != ROPE_DEFAULT) hf_put_rope_object(json, "rope_scaling", config, HF_ROPE_SCALING);
-    if (!family_has_key(config->family, "rope_local_base_freq")) {
-        hf_put_rope_object(json, "rope_parameters", config, HF_ROPE_PARAMETERS);
-        return;
-    }
-    json_object(json, "rope_parameters");
-    hf_put_rope_object(json, FULL, config, HF_ROPE_PARAMETERS);
-    json_object(json, SLIDING);
-    json_text(json, "rope_type", "default");
-    hf_put_real(json, "rope_theta", config->rope_local_base_freq);
-    json_object_end(json);
-    json_object_end(json);
-}
-
-// Writes layer_types.
-static void hf_put_layer_types(JsonOut *json, const Config *config) {
-    static const char *const names[LAYER_KINDS] = {FULL, SLIDING, LINEAR};
-    json_array(json, "layer_types");
-    for (size_t l = 0; l < config->num_hidden_layers; l++) json_text(json, NULL, names[layer_kind(config, l)]);
-    json_array_end(json);
-}
-
-// Writes windows by the rules of each class. Mistral: one window for all layers, or null. Qwen: use_sliding_window, and
-// the number of layers before the first layer with a window. Gemma: always a number; Gemma's first class knew only a
-// period.
-static void hf_put_windows(JsonOut *json, const Config *config) {
-    const size_t L = config->num_hidden_layers, period = strlen(config->layer_types);
-    const int gemma = config->family->norm_offset, everywhere = config->family->same_windows;
-    // Gemma and OLMo list layer types.
-    const int listed = family_names_key(config->family, "sliding_window") && !everywhere;
-    size_t first;
-    if (L > LAYER_TYPES_MAX && period && !everywhere)
-        die("config.json: layer_types of %zu layers cannot be written; at most %d layers are supported", L,
-            LAYER_TYPES_MAX);
-    if (family_has_linear(config->family)) hf_put_layer_types(json, config);
-    if (*config->family->layer_types == 'n') {
-        json_array(json, "no_rope_layers"); // 1: the layer has rotary positions
-        for (size_t l = 0; l < L; l++) json_size(json, NULL, (size_t)layer_rotates(config, l));
-        json_array_end(json);
-    }
-    if (!family_has_key(config->family, "sliding_window")) return;
-    for (first = 0; first < L && !layer_window(config, first); first++) continue;
-    if (period || listed)
-        json_size(json, "sliding_window", period ? config->sliding_window : HF_WINDOW);
-    else
-        json_null(json, "sliding_window");
-    if (everywhere) return;
-    if (!listed) {
-        json_bool(json, "use_sliding_window", period != 0);
-        json_size(json, "max_window_layers", first);
-    }
-    if (gemma && period && strspn(config->layer_types, "s") == period - 1)
-        json_size(json, "sliding_window_pattern", period);
-    if (period || L <= LAYER_TYPES_MAX) hf_put_layer_types(json, config);
-}
-
-// Writes a config.json for this model with weights of `type`. text: [HF_CONFIG_TEXT]. Returns the length.
-static size_t hf_config_write(const Config *config, DType type, char *text) {
-    JsonOut json = json_open_text(text, HF_CONFIG_TEXT, JSON_INDENTED);
-    json_array(&json, "architectures");
-    json_text(&json, NULL, config->family->architecture);
-    json_array_end(&json);
-    json_text(&json, "model_type", config->family->model_type);
-    json_text(&json, "dtype", hf_dtype_name(type));
-    json_text(&json, "torch_dtype", hf_dtype_name(type));
-    hf_put_keys(&json, config, HF_TOP);
-    if (!config->family->learned_positions) hf_put_rope(&json, config);
-    hf_put_windows(&json, config);
-    if (config->family->experts_beside) json_bool(&json, "enable_moe_block", config->num_experts != 0);
-    for (const HfConstant *c = hf_constants; c < hf_constants + HF_CONSTANTS; c++)
-        if (!strcmp(c->key, "activation_function") && hf_applies(c, config->family))
-            json_text(&json, c->key, gelu_names[config->activation_function]);
-        else if (c->written && hf_applies(c, config->family))
-            json_word(&json, c->key, c->written);
-    const size_t length = json_text_end(&json);
-    if (!length) die("internal: config.json is longer than %d bytes; please report it", HF_CONFIG_TEXT);
-    return length;
 }
 
 #endif

@@ -4,7 +4,7 @@ positions, quantisation. Keys are found and replaced in its text.
 */
 #ifndef LLMC_HF_CONFIG_KEEP_H
 #define LLMC_HF_CONFIG_KEEP_H
-#include "hf_config.h"
+#include "hf_config_write.h"
 
 // Finds bytes [begin, end) of the value of a top-level key, in a text that has been parsed. Returns 0 if the key is
 // absent.

@@ -10,7 +10,7 @@ transformers needs are written.
 typedef struct {
     const char *families; // names or activations, separated by "|"; NULL: any
     const char *key;
-    const char *allowed; // allowed values, separated by "|"; NULL: any value. The key may be absent
+    const char *allowed; // allowed values, separated by "|"; NULL: any value
     const char *written; // JSON value to write; NULL: the key is not written
 } HfConstant;
 
@@ -44,6 +44,10 @@ static const HfConstant hf_constants[] = {
     {"gpt2", "add_cross_attention", "false", NULL},
     {HF_ANY, "is_encoder_decoder", "false", NULL},
     {HF_SILU "|" HF_GEMMA, "partial_rotary_factor", "1|null", NULL},
+    {"muse_glimmer", "hidden_activation", "silu", "\"silu\""},
+    {"seed_oss", "attention_dropout", "0", NULL},
+    {"seed_oss", "residual_dropout", "0", NO_DROPOUT},
+    {"seed_oss", "attention_out_bias", "false", "false"},
     {"qwen3_5|qwen3_5_moe", "attn_output_gate", "true|null", NULL},
     {"qwen3_5|qwen3_5_moe", "output_gate_type", "swish|silu", NULL}, // activation of linear attention's gated norm
     {"mixtral", "router_jitter_noise", "0", NULL},
@@ -57,8 +61,9 @@ static const HfConstant hf_constants[] = {
 static const struct {
     const char *family;
     int id;
-} hf_pad_tokens[] = {{"ministral3", 11}, {"gemma3", 0}, {"gemma4", 0},   {"smollm3", 128004},
-                     {"olmo2", 1},       {"olmo3", 1},  {"phi3", 32000}, {"glm4", 151329}};
+} hf_pad_tokens[] = {
+    {"ministral3", 11}, {"gemma3", 0},    {"gemma4", 0},   {"smollm3", 128004},     {"olmo2", 1},   {"olmo3", 1},
+    {"phi3", 32000},    {"glm4", 151329}, {"seed_oss", 1}, {"hunyuan_v1_dense", 0}, {"ernie4_5", 0}};
 
 // Tells whether a list of families names this family or the family's activation.
 static int hf_names(const char *families, const Family *family) {
@@ -79,9 +84,10 @@ static int hf_applies(const HfConstant *c, const Family *family) {
 // a few keys null has a meaning: the value follows from other keys.
 static void hf_check_nulls(const cJSON *root, const Family *family, const char *path) {
     static const char *const means[][2] = {
-        {"head_dim", "llama|mistral|mixtral"},
-        {"num_key_value_heads", "llama|qwen2|qwen3|smollm3|olmo2|olmo3|phi3|granite|mixtral"},
-        {"mlp_only_layers", "qwen3_moe"},
+        {"head_dim", "llama|mistral|mixtral|seed_oss|ernie4_5"},
+        {"num_key_value_heads", "llama|qwen2|qwen3|smollm3|olmo2|olmo3|phi3|granite|mixtral|seed_oss|ernie4_5|"
+                                "hunyuan_v1_dense"},
+        {"mlp_only_layers", "qwen3_moe|qwen3_next"},
         {"intermediate_size", "gpt2"},
         {"final_logit_softcapping", "gemma4"},
         {"num_experts", "gemma4"},
@@ -117,6 +123,11 @@ static void hf_check_nulls(const cJSON *root, const Family *family, const char *
     }
 }
 
+// Tells whether a key is dropout that the class applies by default, in training. This program applies none.
+static int hf_forbids_dropout(const HfConstant *c) {
+    return c->allowed && !strcmp(c->allowed, "0") && strstr(c->key, "dropout");
+}
+
 // Refuses values that a family does not allow. `remark` gets a line if the file asks for dropout, which we do not
 // apply, as is common in fine-tuning.
 static void hf_check_constants(const cJSON *root, const Family *family, const char *path, char *remark, size_t size) {
@@ -124,9 +135,12 @@ static void hf_check_constants(const cJSON *root, const Family *family, const ch
     *remark = 0;
     for (const HfConstant *c = hf_constants; c < hf_constants + HF_CONSTANTS; c++) {
         const cJSON *item = json_get(root, c->key);
-        if (!item || !hf_applies(c, family)) continue;
-        if (c->allowed && !text_is_one_of(json_scalar_text(item, value, sizeof(value)), c->allowed))
-            die("%s: %s is %s; it must be %s", path, c->key, value, c->allowed);
+        const int dropout = hf_forbids_dropout(c);
+        if ((!item && !dropout) || !hf_applies(c, family)) continue;
+        json_scalar_text(item, value, sizeof(value));
+        if (!item || (c->allowed && !text_is_one_of(value, c->allowed)))
+            die("%s: %s is %s; it must be %s%s", path, c->key, item ? value : "missing, which means 0.1", c->allowed,
+                dropout ? ", since this program applies no dropout" : "");
         if (!*remark && c->written && !strcmp(c->written, NO_DROPOUT) && cJSON_IsNumber(item) && item->valuedouble > 0)
             snprintf(remark, size, "config.json asks for dropout (%s = %g); this program applies none", c->key,
                      item->valuedouble);

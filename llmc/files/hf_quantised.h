@@ -147,9 +147,10 @@ static QuantFormat hf_state_read(const HfQuantised *h, const Parameter *p, Quant
 
 // ---- a matrix -------------------------------------------------------------------------------------------------------
 // Tells whether a Hugging Face folder holds this matrix in a type. bitsandbytes quantises only modules, so not a stack
-// of experts; FP8 folders have each expert's matrices.
+// of experts; FP8 folders have each expert's matrices. Fused rows, whose codes memory has in another order, are not
+// quantised.
 static int hf_quantises(const Model *model, const Parameter *p, QuantType type, int head) {
-    return parameter_quantises(model, p, type, head) && (type >= QUANT_MXFP4 || !p->experts);
+    return parameter_quantises(model, p, type, head) && (type >= QUANT_MXFP4 || !p->experts) && !p->fused.groups;
 }
 
 // Returns the 4-bit type of a matrix in the files; QUANT_NONE: an ordinary tensor.
@@ -215,6 +216,10 @@ static void hf_take_quantised(WeightSource *source, size_t parameter, const Safe
     const HfQuantised h = {source, list, codes->name, source->files[codes->file].path};
     const size_t n = parameter_elements(p);
     float offset;
+    if (p->fused.groups)
+        die("%s: tensor %s is in 4 bits, which is not supported for fused inputs of linear attention; take the "
+            "original model and --base nf4",
+            h.path, codes->name);
     if (!is_product(p->role) || p->experts || p->joined)
         die("%s: tensor %s is in 4 bits, but is not a matrix of a linear layer; take the original model and --base nf4",
             h.path, codes->name);
@@ -294,6 +299,9 @@ static void hf_take_fp8(WeightSource *source, size_t parameter, const SafeTensor
     const char *path = source->files[codes->file].path;
     const size_t stack = pieces > 1 ? 1 : max_size(p->experts, 1);
     SafeTensor *scales = hf_fp8_scales(source, list, codes);
+    if (p->fused.groups)
+        die("%s: tensor %s is in FP8, which is not supported for fused inputs of linear attention; take the bf16 model",
+            path, codes->name);
     if (p->role != ROLE_LINEAR || p->transposed || p->joined || !p->cols)
         die("%s: tensor %s is in FP8, but is not a matrix of a linear layer; take the bf16 model", path, codes->name);
     if (f.type == QUANT_NONE) f.type = QUANT_FP8, f.block = 0, f.rounding = DTYPE_BF16;

@@ -318,6 +318,7 @@ static int hf_is_other(const Config *config, const char *name) {
     char after[64];
     snprintf(after, sizeof(after), family->names.layer_prefix, config->num_hidden_layers);
     if (family->router == ROUTER_SIGMOID && !strncmp(name, after, strlen(after))) return 1;
+    if (family->fused_heads && !strncmp(name, "mtp.", 4)) return 1;
     if (hf_is_unread(config, name)) return 1;
     for (const char *one = composite ? composite->others : ""; *one;) {
         const size_t length = strcspn(one, "|");

@@ -167,6 +167,16 @@ static void hf_open_like(HfWrite *write, WeightSource *source, QuantType quant) 
     if (!write->text_only) write->composite = composite;
 }
 
+// Refuses to write a text model alone of which transformers has no class.
+static void hf_check_class(const HfWrite *write) {
+    const Family *family = write->source->config.family;
+    const HfComposite *whole = hf_composite_of(family);
+    if (!write->composite && whole && !strcmp(whole->architecture, family->architecture))
+        die("%s: transformers has no class for the text model of %s alone; give --like FOLDER of the whole model, or "
+            "a .bin file",
+            write->source->path, family->name);
+}
+
 // Returns the type to write a parameter in: the chosen type, else the parameter's type in the source. A vector whose
 // type in the folder is wider than the embedding's type keeps that type; so does a router with biases. Decay rates
 // (A_log) stay fp32, since their exponentials affect everything.
@@ -281,6 +291,7 @@ static HfWrite hf_write_prepare(WeightSource *source, const DType *dtype, const 
     write.kept = kept ? kept : source->transposed ? source->path : NULL;
     if (write.kept) hf_check_kept(&write);
     hf_open_like(&write, source, quant);
+    hf_check_class(&write);
     write.retype = dtype || kept;
     write.type = dtype ? *dtype : hf_has_forms(family) ? source->places[0].type : source->dtype;
     const WeightSource *const rest = write.like ? write.like : source;

@@ -7,6 +7,7 @@ type among its tensors.
 */
 #ifndef LLMC_HF_WRITE_QUANTISED_H
 #define LLMC_HF_WRITE_QUANTISED_H
+#include "hf_config_write.h"
 #include "hf_weights.h"
 
 // Tensors of a 4-bit matrix. HF_VALUES: an ordinary tensor, not in 4 bits

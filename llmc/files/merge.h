@@ -126,9 +126,11 @@ static int merge_range(const WeightSource *source, size_t parameter, size_t begi
     source_read_slab(source, parameter, begin, count, DTYPE_FP64, transposed, values);
     const size_t rows = p->rows / max_size(p->experts, 1), size = rows * p->cols; // rows of one expert's matrix
     for (size_t done = 0, n; done < count; done += n) {
-        const size_t e = (begin + done) / size, from = begin + done - e * size;
+        const ElementRun whole = {begin + done, count - done};
+        const ElementRun run = transposed ? fused_run(p, begin + done, 0) : whole;
+        const size_t e = run.at / size, from = run.at - e * size;
         const Factor a = {merge->a + e * part->rank * p->cols, p->cols}, b = {merge->b + e * part->rank * rows, rows};
-        n = min_size(count - done, size - from);
+        n = min_size(min_size(count - done, run.count), size - from);
         if (p->transposed && transposed)
             merge_add(values + done, from, n, a, b, part);
         else

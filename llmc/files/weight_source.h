@@ -200,10 +200,16 @@ static void matrix_write_transposed(const OutputFile *output, Checksum *sum, uin
 static void source_read_stored(const WeightSource *source, size_t parameter, size_t begin, size_t count, DType as,
                                int transposed, void *out) {
     const Parameter *p = &source->model.parameters[parameter];
-    if (!p->transposed || source->transposed == transposed) {
+    if ((!p->transposed && !p->fused.groups) || source->transposed == transposed) {
         tensor_read_range(source, parameter, begin, count, as, out);
         return;
     }
+    for (size_t done = 0, n; p->fused.groups && done < count; done += n) {
+        const ElementRun run = fused_run(p, begin + done, !transposed);
+        n = min_size(count - done, run.count);
+        tensor_read_range(source, parameter, run.at, n, as, (char *)out + done * dtype_size(as));
+    }
+    if (p->fused.groups) return;
     for (size_t done = 0; done < count;) {
         const MatrixPart m = matrix_part(p, begin + done, count - done);
         tensor_read_transposed(source, parameter, m, as, transposed, (char *)out + done * dtype_size(as));
@@ -346,10 +352,11 @@ static void source_read_decoded(const WeightSource *source, size_t parameter, si
     if (!p->transposed || !transposed) {
         const size_t pieces = source->places[parameter].is_codes ? max_size(source->records[parameter].pieces, 1) : 1;
         for (size_t done = 0, k, each = n / pieces; done < count; done += k) {
-            const size_t at = (begin + done) % each;
-            k = min_size(count - done, each - at);
-            quant_decode_range(values + done, format,
-                               source_hold_piece(source, parameter, (begin + done) / each, pieces), each, at, k);
+            const ElementRun all = {begin + done, count - done}, run = transposed ? fused_run(p, begin + done, 0) : all;
+            const size_t at = run.at % each;
+            k = min_size(min_size(count - done, run.count), each - at);
+            quant_decode_range(values + done, format, source_hold_piece(source, parameter, run.at / each, pieces), each,
+                               at, k);
         }
         elements_convert(out, as, values, DTYPE_FP32, count);
         return;

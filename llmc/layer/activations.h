@@ -79,8 +79,8 @@ static void activation_rows(Layer *layer, const Config *c) {
     { SIDE_MLP, of, FIELD(field), width, 1, LEVEL_PRODUCTS, {name, NULL, NULL}, 0 }
     const ActivationRow all[ACTIVATION_ROWS] = {
         MIXER(NORM1_WEIGHT, norm[0], C, LEVEL_ALL, "first norm"),
-        MIXER(Q_NORM, q_linear, d->Q, LEVEL_PRODUCTS, "queries before QK-norm"),
-        MIXER(O_WEIGHT, q, d->Q, of_product(layer, c, Q_NORM), "queries"),
+        MIXER(O_WEIGHT, q_linear, d->qk_norm ? d->Q : 0, LEVEL_PRODUCTS, "queries before QK-norm"),
+        MIXER(O_WEIGHT, q, d->Q, d->qk_norm ? LEVEL_ALL : LEVEL_PRODUCTS, "queries"),
         KEPT(O_WEIGHT, attention_out, d->Q, 0, "attention output"),
         KEPT(O_WEIGHT, lse, d->NH, 1, "log-sum-exp"),
         MIXER(O_WEIGHT, gate, d->gate, LEVEL_PRODUCTS, "gate of attention output"),
@@ -154,7 +154,8 @@ static void layer_count_before(Layer *layers, const Config *c, const Lora *lora,
     }
     for (layer->like = 0; layer->like < l; layer->like++) {
         const Layer *first = &layers[layer->like];
-        const int kind = layer_kind(c, layer->like) == layer_kind(c, l) && first->form == layer->form;
+        const int kind = layer_kind(c, layer->like) == layer_kind(c, l) && first->form == layer->form &&
+                         first->rotates == layer->rotates;
         if (kind && (!lora || lora->like[layer->like] == lora->like[l]) && first->level == layer->level &&
             first->off == layer->off)
             break;

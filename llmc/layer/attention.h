@@ -39,16 +39,17 @@ static void kv_project(const Visit *v, const Activations *a) {
     const ChunkKeys c = chunk_keys(v);
     if (!keys_found(v)) {
         linear_forward(v, K_WEIGHT, c.k_linear, a->norm[0], NULL);
+        rotate_product(v, K_NORM, c.k_linear);
         linear_forward(v, V_WEIGHT, c.v_linear, a->norm[0], NULL);
     }
     keys_finish(v, c);
 }
 
-// The product of Q_WEIGHT: queries and gates of attention's output, interleaved by head. Without a gate the queries
-// alone, in their own tensor.
+// The product of Q_WEIGHT: queries and gates of attention's output, interleaved by head. Without these gates the
+// queries alone, in their own tensor.
 static Stored *push_queries_and_gates(const Visit *v, const char *name, Stored *q) {
     const Shapes *d = &v->layer->shape;
-    return d->gate ? push_stored(v->s, SHARE_WORKSPACE, name, v->c.n * (d->Q + d->gate)) : q;
+    return d->query_gate ? push_stored(v->s, SHARE_WORKSPACE, name, v->c.n * (d->Q + d->query_gate)) : q;
 }
 
 // Splits `both` into queries and gates, or joins them (join).
@@ -63,6 +64,8 @@ static void queries_linear(const Visit *v, const Activations *a, Stored *q_linea
     Stored *both = push_queries_and_gates(v, "queries and gates", q_linear);
     linear_forward(v, Q_WEIGHT, both, a->norm[0], NULL);
     gates_split(v, both, q_linear, gate, 0);
+    rotate_product(v, Q_NORM, q_linear);
+    linear_forward(v, OUTPUT_GATE, gate, a->norm[0], NULL);
     arena_pop(v->s->arena, mark);
 }
 
@@ -199,6 +202,7 @@ static void queries_backward(const Visit *v, Activations *a, Stored *dq) {
     Stored *dout = push_queries_and_gates(v, "gradient of queries and gates", dq);
     gates_split(v, dout, dq, a->gate, 1);
     mixer_input_backward(v, a, linear_of(v, Q_WEIGHT), dout);
+    if (has_tensor(v, OUTPUT_GATE)) mixer_input_backward(v, a, linear_of(v, OUTPUT_GATE), a->gate);
     arena_pop(s->arena, mark);
 }
 
@@ -239,6 +243,7 @@ static Stored *keys_linear(const Visit *v, const Activations *a) {
     if (s->kv.k_linear) return key_value_at(s, s->kv.k_linear, v->l, v->c.token);
     Stored *k_linear = push_stored(s, SHARE_WORKSPACE, "keys before QK-norm", v->c.n * v->layer->shape.KV);
     linear_forward(v, K_WEIGHT, k_linear, a->norm[0], NULL);
+    rotate_product(v, K_NORM, k_linear);
     return k_linear;
 }
 

@@ -11,8 +11,9 @@ The configuration of a model: a family (family.h) and its numbers, under their H
 #include <ctype.h>
 #include <stddef.h>
 
-typedef enum { ROPE_DEFAULT, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN, ROPE_TYPES } RopeType;
-static const char *const rope_type_names[ROPE_TYPES] = {"default", "linear", "llama3", "yarn"};
+// ROPE_DYNAMIC: the base grows by a fixed alpha (Hunyuan), whatever the length
+typedef enum { ROPE_DEFAULT, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN, ROPE_DYNAMIC, ROPE_TYPES } RopeType;
+static const char *const rope_type_names[ROPE_TYPES] = {"default", "linear", "llama3", "yarn", "dynamic"};
 
 static const char *const gelu_names[2] = {"gelu_new", "gelu_pytorch_tanh"};
 
@@ -27,6 +28,7 @@ typedef struct {
     double attention_factor, mscale, mscale_all_dim; // 0: not given
     size_t original_max_position_embeddings;         // 0: max_position_embeddings
     int truncate;
+    double alpha;                // rope_theta is multiplied by alpha^(d/(d-2)), d = head_dim
     double llama_4_scaling_beta; // growth of queries with the logarithm of their position (Rotation in ops.h)
 } RopeScaling;
 
@@ -74,6 +76,9 @@ typedef struct {
     double embedding_multiplier,
         residual_multiplier;         // factors of the embeddings, and of each branch before its addition
     double logits_scaling;           // divisor of the logits
+    double qk_scale_factor;          // factor of queries, or of attention scores, after QK-norm
+    double output_multiplier;        // factor of the logits before their cap
+    double post_norm_eps;            // norm_eps of norms after attention and MLP
     int activation_function;         // index of GPT-2's name for the activation: two names stand for
                                      // one function
     size_t pad_token_id;             // input token whose embedding gets no gradient; NO_ROW: none
@@ -95,6 +100,7 @@ typedef struct {
 enum { OPTIONAL = 1 };
 #define LLAMA3_SCALED  (1 << ROPE_LLAMA3)
 #define YARN_SCALED    (1 << ROPE_YARN)
+#define DYNAMIC_SCALED (1 << ROPE_DYNAMIC)
 #define SCALED         (1 << ROPE_LINEAR | LLAMA3_SCALED | YARN_SCALED)
 #define KEY(name)      #name, offsetof(Config, name)
 #define ROPE_KEY(name) #name, offsetof(Config, rope.name)
@@ -111,9 +117,9 @@ static const ConfigKey config_keys[] = {
     {KEY(rope_theta), NULL, KEY_DOUBLE, 1, 1e12, 0, 0},
     {KEY(initializer_range), NULL, KEY_DOUBLE, 0, 10, 0, 0},
     {KEY(tie_word_embeddings), NULL, KEY_BOOL, 0, 1, 0, 0},
-    {KEY(attention_bias), NULL, KEY_BOOL, 0, 1, 0, 0},
+    {KEY(attention_bias), "use_bias", KEY_BOOL, 0, 1, 0, 0},
     {KEY(mlp_bias), NULL, KEY_BOOL, 0, 1, 0, OPTIONAL},
-    {"rope_type", offsetof(Config, rope.type), NULL, KEY_ROPE_TYPE, 0, 0, SCALED, 0},
+    {"rope_type", offsetof(Config, rope.type), NULL, KEY_ROPE_TYPE, 0, 0, SCALED | DYNAMIC_SCALED, 0},
     {ROPE_KEY(factor), NULL, KEY_DOUBLE, 1e-3, 1e6, SCALED, 0},
     {ROPE_KEY(original_max_position_embeddings), NULL, KEY_SIZE, 1, 1e9, LLAMA3_SCALED | YARN_SCALED, 0},
     {ROPE_KEY(low_freq_factor), NULL, KEY_DOUBLE, 1e-3, 1e6, LLAMA3_SCALED, 0},
@@ -124,6 +130,7 @@ static const ConfigKey config_keys[] = {
     {ROPE_KEY(mscale), NULL, KEY_DOUBLE, 0, 1e6, YARN_SCALED, 0},
     {ROPE_KEY(mscale_all_dim), NULL, KEY_DOUBLE, 0, 1e6, YARN_SCALED, 0},
     {ROPE_KEY(truncate), NULL, KEY_BOOL, 0, 1, YARN_SCALED, 0},
+    {ROPE_KEY(alpha), NULL, KEY_DOUBLE, 0, 1e9, DYNAMIC_SCALED, OPTIONAL},
     {ROPE_KEY(llama_4_scaling_beta), NULL, KEY_DOUBLE, 0, 1e3, LLAMA3_SCALED | YARN_SCALED, OPTIONAL},
     {KEY(rope_local_base_freq), NULL, KEY_DOUBLE, 1, 1e12, 0, OPTIONAL},
     {KEY(sliding_window), NULL, KEY_SIZE, 0, 1e9, 0, 0},
@@ -133,6 +140,9 @@ static const ConfigKey config_keys[] = {
     {KEY(embedding_multiplier), NULL, KEY_DOUBLE, 1e-6, 1e6, 0, OPTIONAL},
     {KEY(residual_multiplier), NULL, KEY_DOUBLE, 1e-6, 1e6, 0, OPTIONAL},
     {KEY(logits_scaling), NULL, KEY_DOUBLE, 1e-6, 1e6, 0, OPTIONAL},
+    {KEY(qk_scale_factor), NULL, KEY_DOUBLE, 1e-6, 1e6, 0, OPTIONAL},
+    {KEY(output_multiplier), NULL, KEY_DOUBLE, 1e-6, 1e6, 0, OPTIONAL},
+    {KEY(post_norm_eps), NULL, KEY_DOUBLE, 0, 1, 0, OPTIONAL},
     {KEY(activation_function), NULL, KEY_GELU, 0, 1, 0, 0},
     {KEY(partial_rotary_factor), NULL, KEY_DOUBLE, 1e-3, 1, 0, OPTIONAL},
     {KEY(linear_num_key_heads), NULL, KEY_SIZE, 1, 1 << 14, 0, OPTIONAL},
@@ -201,7 +211,7 @@ static int family_has_key(const Family *family, const char *name) {
     if (!strcmp(name, "intermediate_size")) return !family->router || family_names_key(family, name);
     if (!strcmp(name, "num_key_value_heads") || !strcmp(name, "head_dim")) return !family->biases;
     if (!strcmp(name, "attention_bias")) return !family->biases && !family->qkv_bias && !family->same_windows;
-    if (!strcmp(name, "sliding_window")) return !strcmp(family->layer_types, "s");
+    if (!strcmp(name, "sliding_window")) return *family->layer_types == 's';
     if (key->kind == KEY_LAYER_TYPES) return *family->layer_types;
     if (key->kind == KEY_GELU) return family->activation == ACTIVATION_GELU;
     if (!strcmp(name, "truncate") && family_names_key(family, "rope_local_base_freq"))
@@ -290,6 +300,7 @@ static void config_set(Config *config, const char *name, const char *value, cons
                      LAYER_TYPES_MAX,
                      letters[0] == 'l'   ? "l (linear)"
                      : letters[0] == 'n' ? "n (no rotary positions)"
+                     : letters[1] == 'n' ? "s (sliding), n (no rotary positions)"
                                          : "s (sliding)");
         snprintf(config->layer_types, sizeof(config->layer_types), "%s", value);
     }
@@ -337,10 +348,16 @@ static Config config_defaults(const Family *family) {
     config.norm_topk_prob = 1, config.routed_scaling_factor = 1,
     config.use_qk_norm = 1; // defaults where a family lacks a key
     config.embedding_multiplier = config.residual_multiplier = config.logits_scaling = 1;
+    config.qk_scale_factor = config.output_multiplier = 1;
     config_set_all(&config, family->defaults, family->name, EXIT_RUNTIME);
     memset(config.given, 0, sizeof(config.given));
     return config;
 }
+
+// Returns the divisor and the cap of logits, which output_multiplier scales before the cap:
+// z = cap tanh(logits m / cap) = m (cap / m) tanh(logits / (cap / m))
+static double logits_divisor(const Config *c) { return c->logits_scaling / c->output_multiplier; }
+static double logits_cap(const Config *c) { return c->final_logit_softcapping / c->output_multiplier; }
 
 // Returns the growth of queries with their position (Rotation in ops.h); 0: none
 static double rotation_growth(const Config *config) {
@@ -503,6 +520,11 @@ static void config_resolve_layer_types(Config *config, const char *where, int co
         for (l = given; l < L; l++) config->layer_types[l] = config->layer_types[l % given];
         config->layer_types[L - 1] = 'f', config->layer_types[L] = 0, given = L;
     }
+    if (strchr(config->family->layer_types, 'n') && *config->family->layer_types == 's' && L <= LAYER_TYPES_MAX &&
+        !config_given(config, "layer_types")) { // the class counts the pattern from the last layer
+        for (l = 0; l < L; l++) config->layer_types[l] = (L - 1 - l) % 4 ? 's' : 'n';
+        config->layer_types[L] = 0, given = L;
+    }
     const size_t sliding = layers_of_kind(config, LAYER_WINDOW);
     if (!sliding && config->sliding_window && config_given(config, "sliding_window") && !given)
         die_with(code, "%s: sliding_window=%zu, but no layer has a window; give layer_types, such as s or sf", where,
@@ -511,6 +533,7 @@ static void config_resolve_layer_types(Config *config, const char *where, int co
         config->layer_types[0] = 0, config->sliding_window = 0;
         return;
     }
+    if (!sliding) config->sliding_window = 0;
     if (!given) die_with(code, "%s: layer_types= names no kind of layer; give letters such as sf", where);
     for (period = 1; period < L; period++) {
         for (l = period; l < L && layer_letter(config, l) == layer_letter(config, l - period); l++) continue;
@@ -554,7 +577,7 @@ static void config_finish_sharing(Config *c, const char *where, int code) {
 
 // Refuses a rope type without the keys that it needs.
 static void config_resolve_rope(Config *config, const char *where, int code) {
-    static const char *const needed[] = {"factor", "low_freq_factor", "high_freq_factor"};
+    static const char *const needed[] = {"factor", "low_freq_factor", "high_freq_factor", "alpha"};
     for (size_t i = 0; i < sizeof(needed) / sizeof(needed[0]); i++) {
         const ConfigKey *key = &config_keys[config_key_find(needed[i])];
         if ((key->scaling >> config->rope.type & 1) &&
@@ -593,6 +616,17 @@ static void config_finish_experts(Config *c, const char *where, int code) {
                  where, c->topk_group, c->n_group, c->num_experts, c->num_experts_per_tok);
 }
 
+// Sets keys of some families that follow from other keys.
+static void config_finish_derived(Config *config, const char *where, int code) {
+    const Family *family = config->family;
+    if (config->rope.type == ROPE_DYNAMIC && config->head_dim == 2)
+        die_with(code, "%s: rope_type dynamic needs a head_dim above 2", where);
+    if (family->mlp_biases_too) config->mlp_bias = config->attention_bias;
+    if (!family_has_key(family, "post_norm_eps")) config->post_norm_eps = config->norm_eps;
+    if (family_has_key(family, "output_multiplier") && config->final_logit_softcapping <= 0)
+        die_with(code, "%s: final_logit_softcapping must be above 0", where);
+}
+
 // Sets keys that follow from other keys, and refuses impossible models.
 static void config_finish(Config *config, const char *where, int code) {
     const Family *family = config->family;
@@ -614,6 +648,7 @@ static void config_finish(Config *config, const char *where, int code) {
                      where, config->hidden_size, config->num_attention_heads);
         config->head_dim = config->hidden_size / config->num_attention_heads;
     }
+    config_finish_derived(config, where, code);
     if (family->activation == ACTIVATION_GELU && !config_given(config, "intermediate_size"))
         config->intermediate_size = 4 * config->hidden_size;
     if (config->num_attention_heads % config->num_key_value_heads)

@@ -22,7 +22,7 @@ typedef enum {
     ROUTER_WEIGHT, SHARED_SCALE_WEIGHT, SHARED_GATE_WEIGHT, SHARED_UP_WEIGHT, SHARED_DOWN_WEIGHT, // experts
     EXPERTS_GATE_UP, EXPERTS_DOWN,
     POST_NORM2,
-    SINKS, // attention
+    SINKS, OUTPUT_GATE, // attention
     ROUTER_BIAS, ROUTER_NORM, EXPERTS_SCALE, EXPERTS_GATE_UP_BIAS, EXPERTS_DOWN_BIAS, // experts
     DENSE_POST_NORM, EXPERTS_PRE_NORM, EXPERTS_POST_NORM, // experts next to a dense MLP
     INPUT_TABLE, INPUT_PROJECTION, INPUT_GATE, INPUT_OUT, INPUT_NORM, // the layer's own input
@@ -41,7 +41,8 @@ typedef enum {
 } ModelTensor;
 // clang-format on
 
-typedef enum { QK_NORM_NONE, QK_NORM_HEADS, QK_NORM_WHOLE } QkNorm; // no QK-norm, per head, over all heads
+// No QK-norm; per head; over all heads; per head, after the rotary embedding; per head, without weights
+typedef enum { QK_NORM_NONE, QK_NORM_HEADS, QK_NORM_WHOLE, QK_NORM_ROTATED, QK_NORM_BARE } QkNorm;
 
 // What files call the tensors
 typedef struct {
@@ -64,6 +65,7 @@ typedef struct {
     int learned_positions;  // position table instead of RoPE
     int qkv_bias;           // biases on q, k, v but not on the output projection, whatever attention_bias says
     int biases;             // biases on every linear layer
+    int mlp_biases_too;     // attention_bias, use_bias in files, gives the MLP biases, too
     int no_output_bias;     // attention_bias covers only q, k, v
     int conv1d;             // files hold linear weights transposed
     int norm_offset;        // norms multiply by 1 + w
@@ -85,6 +87,8 @@ typedef struct {
     int same_windows;       // sliding_window applies to all layers
     int interleaved;        // rotary pairs are neighbours, not elements half a head apart
     int plain_rope;         // rotary positions cannot be scaled
+    int outer_norms;        // embeddings pass an RMSNorm without weight; the final norm lacks the layers' offset
+    int fused_heads;        // files fuse linear attention's inputs head by head (fused_rows)
     TensorNames names;
 } Family;
 
@@ -96,15 +100,22 @@ static int family_has_linear(const Family *family) { return strchr(family->layer
 #define LINEAR_NAMES "linear_attn.in_proj_qkv.weight", "linear_attn.in_proj_z.weight",                               \
     "linear_attn.in_proj_b.weight", "linear_attn.in_proj_a.weight", "linear_attn.conv1d.weight",                    \
     "linear_attn.dt_bias", "linear_attn.A_log", "linear_attn.norm.weight", "linear_attn.out_proj.weight"
-#define ATTENTION_NAMES "self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight",               \
-    "self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias", "self_attn.q_norm.weight",              \
-    "self_attn.k_norm.weight", "self_attn.o_proj.weight", "self_attn.o_proj.bias"
+#define FUSED_LINEAR_NAMES "linear_attn.in_proj_qkvz.weight", NULL, "linear_attn.in_proj_ba.weight", NULL,            \
+    "linear_attn.conv1d.weight", "linear_attn.dt_bias", "linear_attn.A_log", "linear_attn.norm.weight",               \
+    "linear_attn.out_proj.weight"
+// Argument: the names of QK-norm
+#define ATTENTION_NORM_NAMES(...) "self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight",     \
+    "self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias", __VA_ARGS__,                            \
+    "self_attn.o_proj.weight", "self_attn.o_proj.bias"
+#define ATTENTION_NAMES ATTENTION_NORM_NAMES("self_attn.q_norm.weight", "self_attn.k_norm.weight")
 #define MLP_NAMES "mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.gate_proj.bias", "mlp.up_proj.bias",              \
     "mlp.down_proj.weight", "mlp.down_proj.bias"
 #define NO_MLP_NAMES NULL, NULL, NULL, NULL, NULL, NULL
 #define FUSED_MLP_NAMES "mlp.gate_up_proj.weight", NULL, NULL, NULL, "mlp.down_proj.weight", NULL
 #define NO_EXPERT_NAMES NULL, NULL, NULL, NULL, NULL, NULL, NULL
 #define EXPERT_NAMES "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
+#define SHARED_EXPERT_NAMES "mlp.gate.weight", "mlp.shared_expert_gate.weight", "mlp.shared_expert.gate_proj.weight",  \
+    "mlp.shared_expert.up_proj.weight", "mlp.shared_expert.down_proj.weight", EXPERT_NAMES
 #define SPLIT_NAMES {"mlp.experts.%zu.gate_proj.weight", "mlp.experts.%zu.up_proj.weight",                            \
     "mlp.experts.%zu.down_proj.weight"}
 // Names of a layer with norms before attention and MLP. Arguments: the names of linear attention's and MLP's tensors
@@ -229,6 +240,38 @@ static const Family families[] = {
      "attention_multiplier=1,residual_multiplier=1,logits_scaling=1",
      .layer_types = "", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU,
      TENSOR_NAMES(LLAMA_LAYER_NAMES)},
+    {.name = "seed_oss", .model_type = "seed_oss", .architecture = "SeedOssForCausalLM",
+     .defaults =
+     "vocab_size=155136,hidden_size=4096,intermediate_size=27648,num_hidden_layers=64,num_attention_heads=80,"
+     "num_key_value_heads=8,head_dim=128,max_position_embeddings=524288,rms_norm_eps=1e-6,rope_theta=10000,"
+     "attention_bias=true,mlp_bias=false",
+     .layer_types = "", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .no_output_bias = 1,
+     TENSOR_NAMES(LLAMA_LAYER_NAMES)},
+    {.name = "hunyuan_v1_dense", .model_type = "hunyuan_v1_dense", .architecture = "HunYuanDenseV1ForCausalLM",
+     .defaults =
+     "vocab_size=290943,hidden_size=4096,intermediate_size=11008,num_hidden_layers=32,num_attention_heads=32,"
+     "max_position_embeddings=2048,rms_norm_eps=1e-5,rope_theta=10000,alpha=0",
+     .layer_types = "", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qk_norm = QK_NORM_ROTATED,
+     TENSOR_NAMES({"input_layernorm.weight", NULL, ATTENTION_NORM_NAMES("self_attn.query_layernorm.weight",
+      "self_attn.key_layernorm.weight"), NO_LINEAR_NAMES, NULL, "post_attention_layernorm.weight", NULL, MLP_NAMES})},
+    {.name = "ernie4_5", .model_type = "ernie4_5", .architecture = "Ernie4_5ForCausalLM",
+     .defaults =
+     "vocab_size=103424,hidden_size=1024,intermediate_size=3072,num_hidden_layers=18,num_attention_heads=16,"
+     "num_key_value_heads=2,head_dim=128,max_position_embeddings=131072,rms_norm_eps=1e-5,rope_theta=500000,"
+     "tie_word_embeddings=true",
+     .layer_types = "", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .mlp_biases_too = 1, .interleaved = 1,
+     TENSOR_NAMES(LLAMA_LAYER_NAMES)},
+    {.name = "muse_glimmer", .model_type = "muse_glimmer_text", .architecture = "MuseGlimmerForConditionalGeneration",
+     .defaults =
+     "vocab_size=202048,hidden_size=6656,intermediate_size=19968,num_hidden_layers=52,num_attention_heads=32,"
+     "num_key_value_heads=2,head_dim=128,max_position_embeddings=131072,rms_norm_eps=1e-5,rope_theta=10000,"
+     "sliding_window=2048,layer_types=sssn,final_logit_softcapping=20,qk_scale_factor=3.87,"
+     "output_multiplier=0.19611613513818404,post_norm_eps=1e-8",
+     .layer_types = "sn", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qk_norm = QK_NORM_BARE, .norm_offset = 1,
+     .post_norms = 1, .outer_norms = 1,
+     TENSOR_NAMES({"input_layernorm.weight", NULL, ATTENTION_NORM_NAMES(NULL, NULL), NO_LINEAR_NAMES,
+      "post_attention_layernorm.weight", "pre_feedforward_layernorm.weight", NULL, MLP_NAMES, NO_EXPERT_NAMES,
+      "post_feedforward_layernorm.weight", NULL, "self_attn.gate_proj.weight"})},
     {.name = "qwen3_moe", .model_type = "qwen3_moe", .architecture = "Qwen3MoeForCausalLM",
      .defaults =
      "vocab_size=151936,hidden_size=2048,intermediate_size=6144,num_hidden_layers=24,num_attention_heads=32,"
@@ -248,9 +291,18 @@ static const Family families[] = {
      "moe_intermediate_size=512,shared_expert_intermediate_size=512,router_aux_loss_coef=0.001",
      .layer_types = "l", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qk_norm = QK_NORM_HEADS, .norm_offset =
      1, .gated_attention = 1, .router = ROUTER_SOFTMAX, .shared_scale = 1,
-     TENSOR_NAMES({BLOCK_NAMES(LINEAR_NAMES, NO_MLP_NAMES), "mlp.gate.weight", "mlp.shared_expert_gate.weight",
-      "mlp.shared_expert.gate_proj.weight", "mlp.shared_expert.up_proj.weight", "mlp.shared_expert.down_proj.weight",
-      EXPERT_NAMES}, .expert = SPLIT_NAMES)},
+     TENSOR_NAMES({BLOCK_NAMES(LINEAR_NAMES, NO_MLP_NAMES), SHARED_EXPERT_NAMES}, .expert = SPLIT_NAMES)},
+    {.name = "qwen3_next", .model_type = "qwen3_next", .architecture = "Qwen3NextForCausalLM",
+     .defaults =
+     "vocab_size=151936,hidden_size=2048,intermediate_size=5632,num_hidden_layers=48,num_attention_heads=16,"
+     "num_key_value_heads=2,head_dim=256,max_position_embeddings=32768,rms_norm_eps=1e-6,rope_theta=10000,"
+     "layer_types=lllf,partial_rotary_factor=0.25,linear_conv_kernel_dim=4,linear_key_head_dim=128,"
+     "linear_value_head_dim=128,linear_num_key_heads=16,linear_num_value_heads=32,num_experts=512,"
+     "num_experts_per_tok=10,moe_intermediate_size=512,shared_expert_intermediate_size=512,norm_topk_prob=true,"
+     "decoder_sparse_step=1,mlp_only_layers=none,router_aux_loss_coef=0.001",
+     .layer_types = "l", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qk_norm = QK_NORM_HEADS, .norm_offset = 1,
+     .gated_attention = 1, .router = ROUTER_SOFTMAX, .shared_scale = 1, .fused_heads = 1,
+     TENSOR_NAMES({BLOCK_NAMES(FUSED_LINEAR_NAMES, MLP_NAMES), SHARED_EXPERT_NAMES}, .expert = SPLIT_NAMES)},
     {.name = "mixtral", .model_type = "mixtral", .architecture = "MixtralForCausalLM",
      .defaults =
      "vocab_size=32000,hidden_size=4096,intermediate_size=14336,num_hidden_layers=32,num_attention_heads=32,"
@@ -283,7 +335,7 @@ static const Family families[] = {
      .layer_types = "s", .norm = NORM_RMS, .activation = ACTIVATION_CLAMPED, .router = ROUTER_SOFTMAX,
      .expert_biases = 1, .expert_columns = 1, .sinks = 1,
      TENSOR_NAMES({BLOCK_NAMES(NO_LINEAR_NAMES, NO_MLP_NAMES), "mlp.router.weight", NULL, NULL, NULL, NULL,
-      EXPERT_NAMES, NULL, "self_attn.sinks", "mlp.router.bias", NULL, NULL, "mlp.experts.gate_up_proj_bias",
+      EXPERT_NAMES, NULL, "self_attn.sinks", NULL, "mlp.router.bias", NULL, NULL, "mlp.experts.gate_up_proj_bias",
       "mlp.experts.down_proj_bias"})},
     {.name = "gemma4", .model_type = "gemma4_text", .architecture = "Gemma4ForCausalLM",
      .defaults =
@@ -299,7 +351,7 @@ static const Family families[] = {
      .last_full = 1, .proportional = 1, .layer_scalars = 1, .plain_rope = 1,
      TENSOR_NAMES({"input_layernorm.weight", NULL, ATTENTION_NAMES, NO_LINEAR_NAMES, "post_attention_layernorm.weight",
       "pre_feedforward_layernorm.weight", NULL, MLP_NAMES, "router.proj.weight", NULL, NULL, NULL, NULL,
-      "experts.gate_up_proj", "experts.down_proj", "post_feedforward_layernorm.weight", NULL, NULL, "router.scale",
+      "experts.gate_up_proj", "experts.down_proj", "post_feedforward_layernorm.weight", NULL, NULL, NULL, "router.scale",
       "router.per_expert_scale", NULL, NULL, "post_feedforward_layernorm_1.weight",
       "pre_feedforward_layernorm_2.weight", "post_feedforward_layernorm_2.weight", "embed_tokens_per_layer.weight",
       "per_layer_model_projection.weight", "per_layer_input_gate.weight", "per_layer_projection.weight",
@@ -403,6 +455,9 @@ static const Preset presets[] = {
     {"phi4", "microsoft/phi-4", "phi3", {5120, 17920, 40, 40, 10}, PHI4},
     {"glm4-9b", "zai-org/GLM-4-9B-0414", "glm4", {0}, GLM4},
     {"glm4-32b", "zai-org/GLM-4-32B-0414", "glm4", {6144, 23040, 61, 48, 0}, GLM4 ",attention_bias=false"},
+    {"seed-oss-36b", "ByteDance-Seed/Seed-OSS-36B-Instruct", "seed_oss", {5120, 0, 0, 0, 0}, "rope_theta=10000000"},
+    {"ernie4.5-0.3b", "baidu/ERNIE-4.5-0.3B-PT", "ernie4_5", {0}, ""},
+    {"muse-glimmer-30b", "meta-models/Muse-Glimmer-30B", "muse_glimmer", {0}, ""},
     {"qwen3-30b-a3b", "Qwen/Qwen3-30B-A3B", "qwen3_moe", {2048, 0, 48, 32, 4}, QWEN3_EXPERTS QWEN3},
     {"qwen3-coder-30b-a3b", "Qwen/Qwen3-Coder-30B-A3B-Instruct", "qwen3_moe", {2048, 0, 48, 32, 4},
      QWEN3_EXPERTS "rope_theta=10000000,max_position_embeddings=262144,router_aux_loss_coef=0"},
@@ -410,6 +465,7 @@ static const Preset presets[] = {
      QWEN3_EXPERTS QWEN3 "moe_intermediate_size=1536"},
     {"qwen3.5-35b-a3b", "Qwen/Qwen3.5-35B-A3B", "qwen3_5_moe", {0}, QWEN35},
     {"qwen3.6-35b-a3b", "Qwen/Qwen3.6-35B-A3B", "qwen3_5_moe", {0}, QWEN35},
+    {"qwen3-next-80b-a3b", "Qwen/Qwen3-Next-80B-A3B-Instruct", "qwen3_next", {0}, QWEN35},
     {"mixtral-8x7b", "mistralai/Mixtral-8x7B-v0.1", "mixtral", {0},
      "max_position_embeddings=32768,router_aux_loss_coef=0.02"},
     {"mixtral-8x22b", "mistralai/Mixtral-8x22B-v0.1", "mixtral", {6144, 16384, 56, 48, 0},

@@ -55,12 +55,12 @@ static const LayerTensor lora_tensors[] = {
     Q_WEIGHT, K_WEIGHT, V_WEIGHT, O_WEIGHT, IN_QKV_WEIGHT, IN_Z_WEIGHT, IN_B_WEIGHT, IN_A_WEIGHT, OUT_WEIGHT,
     GATE_WEIGHT, UP_WEIGHT, DOWN_WEIGHT,
     ROUTER_WEIGHT, SHARED_SCALE_WEIGHT, SHARED_GATE_WEIGHT, SHARED_UP_WEIGHT, SHARED_DOWN_WEIGHT, EXPERTS_GATE_UP,
-    EXPERTS_DOWN, INPUT_GATE, INPUT_OUT,
+    EXPERTS_DOWN, INPUT_GATE, INPUT_OUT, OUTPUT_GATE,
 };
 // clang-format on
 #define LORA_TENSORS (sizeof(lora_tensors) / sizeof(lora_tensors[0]))
-// How many of lora_tensors a family without experts has, and a family with experts but without own inputs of layers.
-enum { LORA_DENSE_TENSORS = 12, LORA_EXPERT_TENSORS = 19 };
+// How many of lora_tensors count in lora_key: in a family without experts, with experts, with own inputs of layers
+enum { LORA_DENSE_TENSORS = 12, LORA_EXPERT_TENSORS = 19, LORA_INPUT_TENSORS = 21 };
 
 static int lora_is_stack(LayerTensor tensor) { return tensor == EXPERTS_GATE_UP || tensor == EXPERTS_DOWN; }
 
@@ -162,9 +162,9 @@ static unsigned lora_modules(const Family *family, const char *targets, const ch
     char known[256] = "";
     for (size_t i = 0; (module = lora_module(family, i)) != NULL; i++) {
         const LayerTensor tensor = lora_tensor(family, i);
-        const int whole = family->conv1d || (family->experts_beside && tensor >= ROUTER_WEIGHT); // the model has two
-                                                                                                 // modules with this
-                                                                                                 // end
+        const int gate = family->names.layer[OUTPUT_GATE] && (tensor == GATE_WEIGHT || tensor == OUTPUT_GATE);
+        // the model has two modules with this end
+        const int whole = family->conv1d || (family->experts_beside && tensor >= ROUTER_WEIGHT) || gate;
         const char *end = whole ? NULL : lora_is_parameter(family, tensor) ? strchr(module, '.') : strrchr(module, '.');
         all |= 1u << i;
         snprintf(known + strlen(known), sizeof(known) - strlen(known), "%s%s", i ? ", " : "", end ? end + 1 : module);
@@ -217,7 +217,8 @@ static void lora_add_matrix(Lora *lora, const char *prefix, const char *module, 
 static void lora_add_module(Lora *lora, size_t layer, const char *module, LoraModule m, size_t t, size_t begin) {
     const Config *c = &lora->table.config;
     const unsigned form = layer_form(c, layer);
-    const TensorShape shape = layer_tensor_shape(c, form, lora_tensors[t]);
+    const LayerTensor first = lora_tensors[t];
+    const TensorShape shape = layer_tensor_shape(c, form, first);
     const size_t in = shape.cols, E = max_size(shape.experts, 1);
     const size_t a = lora->table.elements - begin, b = a + E * m.rank * in;
     size_t rows = 0;
@@ -233,8 +234,9 @@ static void lora_add_module(Lora *lora, size_t layer, const char *module, LoraMo
              layer_tensor_shape(c, form, lora_tensors[t]).rows);
     lora_add_matrix(lora, prefix, module, 'A', E * m.rank, in);
     lora_add_matrix(lora, prefix, module, 'B', rows, m.rank);
-    if (!shape.experts) return;
     Parameter *p = &lora->table.parameters[lora->table.parameter_count - 1];
+    p->fused = fused_rows(c, first);
+    if (!shape.experts) return;
     p->rows = E, p->cols = rows / E * m.rank, p->transposed = 1, p->file_rows = rows / E;
 }
 
@@ -372,7 +374,7 @@ static uint64_t lora_key(const Lora *lora) {
     const uint64_t key = checksum_of(1, &scale, sizeof(scale));
     const size_t L = lora->table.config.num_hidden_layers;
     const Family *family = lora->table.config.family;
-    const size_t row = sizeof(LoraModule) * (family->names.layer[INPUT_GATE] ? LORA_TENSORS
+    const size_t row = sizeof(LoraModule) * (family->names.layer[INPUT_GATE] ? (size_t)LORA_INPUT_TENSORS
                                              : family->router                ? (size_t)LORA_EXPERT_TENSORS
                                                                              : (size_t)LORA_DENSE_TENSORS);
     Checksum sum = {{0, 0}};

@@ -21,6 +21,13 @@ static int is_product(TensorRole role) { return role == ROLE_LINEAR || role == R
 
 #define ABSENT SIZE_MAX
 
+// Rows of tensors that files fuse group by group: for each group width[0] rows of the first tensor, then width[1] of
+// the second, and so on. In memory each tensor has its rows of all groups together. groups 0: rows in one order
+enum { FUSED_MOST = 4 };
+typedef struct {
+    size_t groups, width[FUSED_MOST];
+} RowGroups;
+
 typedef struct {
     char name[160]; // name in transformers' named_parameters()
     TensorRole role;
@@ -30,6 +37,7 @@ typedef struct {
     size_t file_rows;  // not 0: files show the elements as [file_rows, .] (B of experts: [out, r E] in files, [E, out,
                        // r] in memory)
     size_t joined, part; // joined > 0: a tensor of files holds the matrices of `joined` layers; this is number `part`
+    RowGroups fused;     // order of the rows in files
     int ones;            // 1: initialised to 1 (norm weights without norm_offset; biases of time steps)
     double init_std;     // standard deviation at initialisation, 0 for constants; unused for ROLE_DECAY
     size_t offset;       // index of the first element in the model
@@ -81,6 +89,29 @@ static MatrixPart matrix_part(const Parameter *p, size_t begin, size_t count) {
     return part;
 }
 
+// Elements [at, at + count), which are neighbours in files and in memory
+typedef struct {
+    size_t at, count;
+} ElementRun;
+
+// Returns where memory (to_file: the file) has element `element` of the file (of memory), and the elements up to the
+// end of the run: of the parameter, or of fused rows.
+static ElementRun fused_run(const Parameter *p, size_t element, int to_file) {
+    const RowGroups *f = &p->fused;
+    const ElementRun whole = {element, parameter_elements(p) - element};
+    if (!f->groups) return whole;
+    size_t row = element / p->cols, all = 0, part = 0, before = 0; // before: rows of a group before this part
+    for (size_t i = 0; i < FUSED_MOST; i++) all += f->width[i];
+    size_t group = to_file ? 0 : row / all;
+    row -= group * all;
+    for (size_t n; row >= (n = f->width[part] * (to_file ? f->groups : 1)); part++) row -= n, before += f->width[part];
+    const size_t width = f->width[part], within = row % width;
+    if (to_file) group = row / width;
+    const size_t to = to_file ? group * all + before + within : f->groups * before + group * width + within;
+    const ElementRun run = {to * p->cols + element % p->cols, (width - within) * p->cols - element % p->cols};
+    return run;
+}
+
 // Counts the elements of a parameter's tensor in files. It may also hold the matrices of other layers.
 static size_t parameter_file_elements(const Parameter *p) {
     return parameter_elements(p) * (p->joined ? p->joined : 1);
@@ -129,17 +160,19 @@ static TensorShape layer_tensor_shape(const Config *c, unsigned form, LayerTenso
     const size_t values_too = values_are_keys(c, form) ? 0 : kv;
     const size_t gated = family->activation == ACTIVATION_GELU ? 0 : FF, post_norm = family->post_norms ? C : 0;
     const size_t layer_norm = family->norm == NORM_LAYER ? C : 0, pre_norm = family->no_pre_norms ? 0 : C;
-    const size_t head_norm = config_qk_norm(c) ? HD : 0, whole = config_qk_norm(c) == QK_NORM_WHOLE;
+    const QkNorm qk_norm = config_qk_norm(c);
+    const size_t head_norm = qk_norm && qk_norm != QK_NORM_BARE ? HD : 0, whole = qk_norm == QK_NORM_WHOLE;
     const size_t qkv_bias = family->biases || family->qkv_bias || c->attention_bias;
     const size_t o_bias = family->biases || (c->attention_bias && !family->no_output_bias);
     const size_t mlp_bias = family->biases || c->mlp_bias;
     const size_t W = linear_channels(c), HV = c->linear_num_value_heads, values = HV * c->linear_value_head_dim;
     const size_t E = c->num_experts, I = c->moe_intermediate_size, shared = c->shared_expert_intermediate_size;
     const size_t biased = family->expert_biases, beside = family->experts_beside, P = c->hidden_size_per_layer_input;
-    const int attention = (tensor >= Q_WEIGHT && tensor <= O_BIAS) || tensor == SINKS;
+    const int late = tensor == SINKS || tensor == OUTPUT_GATE; // of attention, after the MLP in memory
+    const int attention = (tensor >= Q_WEIGHT && tensor <= O_BIAS) || late;
     const int linear = tensor >= IN_QKV_WEIGHT && tensor <= OUT_WEIGHT;
     const int rule = linear && tensor != IN_QKV_WEIGHT && tensor != CONV_WEIGHT && tensor != OUT_WEIGHT;
-    const int mixer = tensor <= POST_NORM1 || tensor == SINKS, mlp = !mixer && tensor < INPUT_TABLE;
+    const int mixer = tensor <= POST_NORM1 || late, mlp = !mixer && tensor < INPUT_TABLE;
     const int dense = tensor >= GATE_WEIGHT && tensor <= DOWN_BIAS && !beside;
     const int experts =
         (tensor >= ROUTER_WEIGHT && tensor <= EXPERTS_DOWN) || (tensor >= ROUTER_BIAS && tensor <= EXPERTS_POST_NORM);
@@ -172,6 +205,7 @@ static TensorShape layer_tensor_shape(const Config *c, unsigned form, LayerTenso
         {ROLE_LINEAR, 2 * E * I, C, E}, {ROLE_LINEAR, E * C, I, E},
         {ROLE_NORM, post_norm, 0, 0},
         {ROLE_BIAS, family->sinks ? c->num_attention_heads : 0, 0, 0},
+        {ROLE_LINEAR, family->names.layer[OUTPUT_GATE] ? q : 0, C, 0},
         {ROLE_BIAS, E * biased, 0, 0}, {ROLE_NORM, C * beside, 0, 0}, {ROLE_NORM, E * beside, 0, 0},
         {ROLE_BIAS, 2 * E * I * biased, 0, E}, {ROLE_BIAS, E * C * biased, 0, E},
         {ROLE_NORM, C * beside, 0, 0}, {ROLE_NORM, C * beside, 0, 0}, {ROLE_NORM, C * beside, 0, 0},
@@ -180,6 +214,15 @@ static TensorShape layer_tensor_shape(const Config *c, unsigned form, LayerTenso
     };
     // clang-format on
     return shapes[tensor];
+}
+
+// Returns the order in which files hold the rows of a tensor and the tensors fused with it.
+static RowGroups fused_rows(const Config *c, LayerTensor tensor) {
+    const size_t HK = max_size(c->linear_num_key_heads, 1), R = c->linear_num_value_heads / HK;
+    const size_t DK = c->linear_key_head_dim, values = R * c->linear_value_head_dim;
+    const RowGroups none = {0, {0}}, qkvz = {HK, {DK, DK, values, values}}, ba = {HK, {R, R}};
+    if (!c->family->fused_heads) return none;
+    return tensor == IN_QKV_WEIGHT ? qkvz : tensor == IN_B_WEIGHT ? ba : none;
 }
 
 static TensorShape model_tensor_shape(const Config *c, ModelTensor tensor) {
@@ -219,8 +262,10 @@ static void model_add(Model *model, const char *prefix, const char *name, Tensor
             parameter->experts = shape.experts;
         else
             parameter->file_rows = shape.experts;
+        parameter->fused = fused_rows(c, (LayerTensor)tensor);
         parameter->ones =
-            tensor == DT_BIAS || tensor == GATED_NORM || (shape.role == ROLE_NORM && !c->family->norm_offset);
+            tensor == DT_BIAS || tensor == GATED_NORM ||
+            (shape.role == ROLE_NORM && (!c->family->norm_offset || (c->family->outer_norms && !*prefix)));
         if (shape.cols) parameter->init_std = c->initializer_range;
         // GPT-2 scales weights whose product is added to the residual stream by 1/sqrt(2L)
         if ((tensor == O_WEIGHT || tensor == DOWN_WEIGHT) && c->family->conv1d)

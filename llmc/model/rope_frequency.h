@@ -75,7 +75,8 @@ static size_t rope_pairs(const Config *c, int local) { return rotary_width_of(c,
 // proportional positions, full attention's pairs after the rotated share get frequency 0
 static void rope_frequencies(const Config *c, int local, float *inverse_frequency) {
     const int own = local && c->rope_local_base_freq > 0;
-    const float theta = (float)(own ? c->rope_local_base_freq : c->rope_theta);
+    const double d = (double)c->head_dim, grown = c->rope.type == ROPE_DYNAMIC ? pow(c->rope.alpha, d / (d - 2)) : 1;
+    const float theta = (float)(own ? c->rope_local_base_freq : c->rope_theta * grown);
     size_t pairs = rope_pairs(c, local), width = 2 * pairs;
     if (c->family->proportional && !local) {
         memset(inverse_frequency, 0, pairs * sizeof(float));

@@ -377,7 +377,7 @@ static void cache_draw(Cache *cache, StreamBP *s, const SamplingSettings *settin
     const Shapes d = shapes_of(s->model);
     GraphKey room;
     SamplingSettings scaled = *settings;
-    scaled.temperature *= s->model->config.logits_scaling, scaled.cap = s->model->config.final_logit_softcapping;
+    scaled.temperature *= logits_divisor(&s->model->config), scaled.cap = logits_cap(&s->model->config);
     cache_turn(cache, s, TURN_DRAW);
     Visit v = {0};
     v.s = s, v.w = weights_acquire_for(&s->memory, GROUP_HEAD, cache->last.n), v.c = cache->last;

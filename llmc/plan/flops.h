@@ -252,8 +252,9 @@ static double flops_forward_backward(const RunSettings *settings, const Batch *b
         layers += all_products_flops(settings, lora, layer_recomputes).forward -
                   last_products_flops(settings, lora, layer_recomputes);
         layers -= product_flops(settings, lora, layer_lends_again, K_WEIGHT, V_WEIGHT).forward;
-        if (config_qk_norm(&model->config)) // a ring's queries before their norm
-            layers += product_flops(settings, lora, layer_in_ring, Q_WEIGHT, Q_WEIGHT).forward;
+        if (config_qk_norm(&model->config)) // a ring's queries before their norm, with their gates
+            layers += product_flops(settings, lora, layer_in_ring, Q_WEIGHT, Q_WEIGHT).forward +
+                      product_flops(settings, lora, layer_in_ring, OUTPUT_GATE, OUTPUT_GATE).forward;
         layers += restored_flops(settings), flops += 4 * size.elements_again;
     }
     layers += head.backward;

@@ -81,8 +81,8 @@ static const Setup *setup_make(const RunSettings *settings, const Ops *ops, floa
     setup->method = settings->method, setup->ring = settings->ring;
     setup->objective = settings->objective;
     if (setup->objective.temperature.divisor == 0) setup->objective.temperature.divisor = 1; // no temperature was set
-    setup->objective.temperature.divisor *= settings->model->config.logits_scaling;
-    setup->objective.temperature.cap = settings->model->config.final_logit_softcapping;
+    setup->objective.temperature.divisor *= logits_divisor(&settings->model->config);
+    setup->objective.temperature.cap = logits_cap(&settings->model->config);
     setup->chunk = settings->chunk ? settings->chunk : chunk_unasked(settings, ops, longest, 0);
     setup->logits_chunk = settings->logits_chunk ? settings->logits_chunk : chunk_unasked(settings, ops, longest, 1);
     memcpy(setup->inverse_frequency, frequency, sizeof(setup->inverse_frequency));

@@ -25,11 +25,12 @@ static LayerTensor last_of_inputs(const Layer *layer) { return has_rule(layer) ?
 
 static Linear linear_of(const Visit *v, LayerTensor tensor) {
     const Shapes *d = &v->layer->shape;
-    Linear linear = {tensor, Q_BIAS, d->C, d->Q + d->gate, tensor, 0};
+    Linear linear = {tensor, Q_BIAS, d->C, d->Q + d->query_gate, tensor, 0};
     switch (tensor) {
     case K_WEIGHT: linear.bias = K_BIAS, linear.out = d->KV; break;
     case V_WEIGHT: linear.bias = V_BIAS, linear.out = d->KV; break;
     case O_WEIGHT: linear.bias = O_BIAS, linear.in = d->Q, linear.out = d->C; break;
+    case OUTPUT_GATE: linear.bias = LAYER_TENSORS, linear.out = d->gate; break;
     case GATE_WEIGHT: linear.bias = GATE_BIAS, linear.out = d->H, linear.last = UP_WEIGHT; break; // gate and up
     case DOWN_WEIGHT: linear.bias = DOWN_BIAS, linear.in = d->FF, linear.out = d->C; break;
     case ROUTER_WEIGHT: linear.bias = ROUTER_BIAS, linear.out = d->router.E; break;
@@ -268,8 +269,7 @@ static void adapter_backward_input(const Visit *v, const Adapter *adapter, size_
     if (rate > 0) {
         Stored *dinput = push_stored(s, SHARE_WORKSPACE, "adapter input after dropout", n * in);
         s->ops->linear_backward_input(dinput, dh, adapter->a, n, in, rank, rank, 0);
-        s->ops->dropout(dx, dinput, n, in, s->now.batch->first + v->c.token, rate, adapter->seed,
-                        accumulate);
+        s->ops->dropout(dx, dinput, n, in, s->now.batch->first + v->c.token, rate, adapter->seed, accumulate);
     } else {
         s->ops->linear_backward_input(dx, dh, adapter->a, n, in, rank, rank, accumulate);
     }
@@ -307,7 +307,17 @@ static void linear_backward(const Visit *v, LayerTensor tensor, Stored *dx, cons
 static Norm norm_of(const StreamBP *s) {
     const Config *config = &s->model->config;
     const double m = config->residual_multiplier;
-    const Norm norm = {config->norm_eps / (m * m), (double)config->family->norm_offset, config->family->norm};
+    const int offset = config->family->norm_offset && !config->family->outer_norms;
+    const Norm norm = {config->norm_eps / (m * m), (double)offset, config->family->norm};
+    return norm;
+}
+
+// Returns the norm of a layer before or after a branch.
+static Norm layer_norm_of(const StreamBP *s, LayerTensor weight) {
+    const Config *config = &s->model->config;
+    Norm norm = norm_of(s);
+    if (weight == POST_NORM1 || weight == POST_NORM2) norm.eps = config->post_norm_eps;
+    norm.offset = (double)config->family->norm_offset;
     return norm;
 }
 
@@ -317,16 +327,21 @@ static void norm_forward(const Visit *v, LayerTensor weight, LayerTensor bias, S
                          const Stored *residual) {
     if (!has_tensor(v, weight)) return;
     v->s->ops->norm_forward(out, x, weight_of(v, weight), weight_of(v, bias), residual, v->c.n, v->layer->shape.C,
-                            norm_of(v->s));
+                            layer_norm_of(v->s, weight));
 }
 
 // dx[rows,width] = (accumulate: +=) the gradient of x; dw, db += the gradients of weight and bias
-static void norm_rows_backward(const StreamBP *s, Stored *dx, Summed *dw, Summed *db, const Stored *dout,
+static void norm_kind_backward(const StreamBP *s, Norm norm, Stored *dx, Summed *dw, Summed *db, const Stored *dout,
                                const Stored *x, const Stored *w, size_t rows, size_t width, int accumulate) {
     const size_t mark = arena_mark(s->arena);
     Summed *scratch = push_summed(s, SHARE_WORKSPACE, "norm scratch", s->ops->norm_backward_scratch(rows, width));
-    s->ops->norm_backward(dx, dw, db, dout, x, w, rows, width, norm_of(s), accumulate, scratch);
+    s->ops->norm_backward(dx, dw, db, dout, x, w, rows, width, norm, accumulate, scratch);
     arena_pop(s->arena, mark);
+}
+
+static void norm_rows_backward(const StreamBP *s, Stored *dx, Summed *dw, Summed *db, const Stored *dout,
+                               const Stored *x, const Stored *w, size_t rows, size_t width, int accumulate) {
+    norm_kind_backward(s, norm_of(s), dx, dw, db, dout, x, w, rows, width, accumulate);
 }
 
 // Runs norm_forward backward: dx[n,C] = (accumulate: +=) the gradient of x; dW +=. If it does not accumulate, dx may be
@@ -334,8 +349,8 @@ static void norm_rows_backward(const StreamBP *s, Stored *dx, Summed *dw, Summed
 static void norm_backward(const Visit *v, LayerTensor weight, LayerTensor bias, Stored *dx, const Stored *dout,
                           const Stored *x, int accumulate) {
     if (!has_tensor(v, weight)) return;
-    norm_rows_backward(v->s, dx, sum_of(v, weight), sum_of(v, bias), dout, x, weight_of(v, weight), v->c.n,
-                       v->layer->shape.C, accumulate);
+    norm_kind_backward(v->s, layer_norm_of(v->s, weight), dx, sum_of(v, weight), sum_of(v, bias), dout, x,
+                       weight_of(v, weight), v->c.n, v->layer->shape.C, accumulate);
 }
 
 // ---- QK-norm and rotary embedding -----------------------------------------------------------------------------------
@@ -362,21 +377,27 @@ static void rotate(const Visit *v, LayerTensor norm, Stored *x, int backward) {
                      backward);
 }
 
+// Turns the product of queries (Q_NORM) or keys (K_NORM) into what QK-norm reads: rotates it if the rotation comes first.
+static void rotate_product(const Visit *v, LayerTensor norm, Stored *product) {
+    if (v->layer->shape.qk_norm == QK_NORM_ROTATED) rotate(v, norm, product, 0);
+}
+
 // out[n,heads,HD] = QK-norm and rotary embedding of `linear`, the queries or keys before QK-norm. Without QK-norm
 // `linear` is out
 static void rotary_forward(const Visit *v, LayerTensor norm, Stored *out, const Stored *linear) {
     const HeadRows of = head_rows(v, norm);
-    if (v->layer->shape.qk_norm)
-        v->s->ops->norm_forward(out, linear, weight_of(v, norm), NULL, NULL, of.rows, of.width, norm_of(v->s));
-    rotate(v, norm, out, 0);
+    const QkNorm kind = v->layer->shape.qk_norm;
+    if (kind) v->s->ops->norm_forward(out, linear, weight_of(v, norm), NULL, NULL, of.rows, of.width, norm_of(v->s));
+    if (kind != QK_NORM_ROTATED) rotate(v, norm, out, 0);
 }
 
-// Runs rotary_forward backward on dx, in place; dW of QK-norm +=
+// Runs rotary_forward backward on dx, in place; dW of QK-norm +=. dx becomes the gradient of the product.
 static void rotary_backward(const Visit *v, LayerTensor norm, Stored *dx, const Stored *linear) {
     const HeadRows of = head_rows(v, norm);
-    rotate(v, norm, dx, 1);
-    if (v->layer->shape.qk_norm)
-        norm_rows_backward(v->s, dx, sum_of(v, norm), NULL, dx, linear, weight_of(v, norm), of.rows, of.width, 0);
+    const QkNorm kind = v->layer->shape.qk_norm;
+    if (kind != QK_NORM_ROTATED) rotate(v, norm, dx, 1);
+    if (kind) norm_rows_backward(v->s, dx, sum_of(v, norm), NULL, dx, linear, weight_of(v, norm), of.rows, of.width, 0);
+    if (kind == QK_NORM_ROTATED) rotate(v, norm, dx, 1);
 }
 
 #endif

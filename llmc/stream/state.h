@@ -238,7 +238,7 @@ static double attention_scale(const Model *model) {
     if (c->family->unscaled_attention) return 1;
     if (c->attention_multiplier > 0) return c->attention_multiplier;
     double width = c->query_pre_attn_scalar > 0 ? c->query_pre_attn_scalar : (double)c->head_dim;
-    return 1 / sqrt(width);
+    return c->qk_scale_factor / sqrt(width);
 }
 
 // Returns the window of the layers that have one, else 0.

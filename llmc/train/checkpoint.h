@@ -61,7 +61,7 @@ typedef struct {
     Section section[5];
     size_t count;
     uint64_t bytes; // bytes of the section in the file
-    int transpose;  // 1: the file holds some matrices transposed
+    int transpose;  // 1: the file holds some matrices transposed, or their rows in another order
 } Sections;
 
 // Counts the values of a section in the file.
@@ -91,7 +91,7 @@ static Sections file_sections(const TrainedTensors *t, size_t file) {
         sections_add(&s, t, t->optimizer.v_scales, DTYPE_FP32, t->optimizer_sharding, 1);
     }
     for (size_t i = 0; file == MANIFEST_MODEL && t->lora && i < t->model->parameter_count; i++)
-        s.transpose |= t->model->parameters[i].transposed;
+        s.transpose |= t->model->parameters[i].transposed || t->model->parameters[i].fused.groups;
     if (file == MANIFEST_OPTIMIZER || saves_master(t))
         sections_add(&s, t, t->optimizer.master, DTYPE_FP32, t->optimizer_sharding, 0);
     else
@@ -203,8 +203,11 @@ static void section_write_parameters(const OutputFile *out, Checksum *sum, uint6
         const MatrixPart part = {0, p->rows, first - p->offset, n};
         if (n && p->transposed && (stacks || !p->file_rows))
             matrix_write_transposed(out, sum, at + (uint64_t)p->offset * size, part, p->cols, size, values);
-        else if (n && !p->transposed)
-            section_move(out, NULL, sum, at + (uint64_t)first * size, values, n * size);
+        for (size_t done = 0, run; !p->transposed && done < n; done += run) {
+            const ElementRun to = fused_run(p, part.begin + done, 1);
+            run = min_size(n - done, to.count);
+            section_move(out, NULL, sum, at + (uint64_t)(p->offset + to.at) * size, values + done * size, run * size);
+        }
         first += n, count -= n, values += n * size;
     }
 }

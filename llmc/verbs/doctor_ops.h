@@ -18,7 +18,7 @@ static OpShape model_shape(const Config *c, size_t n) {
     s.n = n, s.C = c->hidden_size, s.V = c->vocab_size, s.FF = c->intermediate_size, s.stride = s.V / 8 * 8 + 8;
     s.NH = c->num_attention_heads, s.NKV = key_value_heads_of(c, 0), s.HD = head_dim_of(c, 0);
     s.R = rotary_width(c) / 2 * 2, s.rotation = rotation_of(c, 0, 1), s.activation.kind = c->family->activation;
-    s.activation.alpha = c->swiglu_alpha, s.activation.limit = c->swiglu_limit, s.cap = c->final_logit_softcapping;
+    s.activation.alpha = c->swiglu_alpha, s.activation.limit = c->swiglu_limit, s.cap = logits_cap(c);
     s.learned = c->family->learned_positions, s.type = check.ops->stored, s.delta = small;
     s.norm.eps = c->norm_eps, s.norm.offset = c->family->norm_offset ? 1.0 : 0.0, s.norm.kind = c->family->norm;
     s.count = min_size(n * s.C, 100003), s.first = 7, s.seed = 3;

@@ -237,10 +237,18 @@ TEST(configurations_that_are_written) {
         "phi3,sliding_window=2047,partial_rotary_factor=0.75",
         "glm4,attention_bias=false,partial_rotary_factor=1",
         "granite,embedding_multiplier=12,attention_multiplier=0.015625,residual_multiplier=0.22,logits_scaling=8",
+        "seed_oss,attention_bias=false,mlp_bias=true,rope_type=yarn,factor=4",
+        "hunyuan_v1_dense,head_dim=96,rope_type=dynamic,alpha=1000,attention_bias=true",
+        "hunyuan_v1_dense,rope_type=linear,factor=3",
+        "ernie4_5,attention_bias=true,rope_type=llama3,factor=3,low_freq_factor=1,high_freq_factor=2",
         "qwen3_moe,num_experts=6,num_experts_per_tok=2,decoder_sparse_step=2,mlp_only_layers=0+3,attention_bias=true,"
         "rope_type=yarn,factor=2",
         "qwen3_moe,num_experts=0",
         "qwen3_5_moe,num_hidden_layers=7,layer_types=lf,shared_expert_intermediate_size=0,router_aux_loss_coef=0",
+        "muse_glimmer,num_hidden_layers=6",
+        "muse_glimmer,num_hidden_layers=3,layer_types=sfn,rope_theta=500000,attention_bias=true,post_norm_eps=0.25",
+        "muse_glimmer,num_hidden_layers=2,layer_types=nf,rope_type=yarn,factor=4",
+        "qwen3_next,num_experts=6,num_experts_per_tok=2,mlp_only_layers=0+3,norm_topk_prob=false,layer_types=lf",
         "mixtral,sliding_window=9,intermediate_size=20",
         "gpt_oss,num_hidden_layers=3,layer_types=f,attention_bias=false,swiglu_limit=2.5",
         "gpt_oss,rope_type=default,num_experts=4,num_experts_per_tok=1",
@@ -281,6 +289,10 @@ TEST(how_windows_and_rope_are_written) {
         {"qwen3.5-0.8b", ",\n  \"partial_rotary_factor\": 0.25,\n"},
         {"gemma3,layer_types=f", "\"sliding_window\": 4096,\n  \"layer_types\": [\n    \"full_attention\""},
         {"gpt-oss-20b", "\"num_local_experts\": 32,\n"},
+        {"ernie4.5-0.3b", "\"use_bias\": false,\n"},
+        {"seed-oss-36b", "\"residual_dropout\": 0.0,\n"},
+        {"hunyuan_v1_dense,head_dim=64,rope_type=dynamic,alpha=1000",
+         "\"rope_scaling\": {\n    \"rope_type\": \"dynamic\",\n    \"alpha\": 1000.0,\n    \"factor\": 1.0\n  },\n"},
         {"gpt-oss-20b", "\"truncate\": false\n"},
         {"gemma3-4b", "\"rope_scaling\": {\n    \"rope_type\": \"linear\",\n    \"factor\": 8.0\n  },\n"},
         {"gemma3-4b", "\"rope_parameters\": {\n    \"full_attention\": {\n      \"rope_type\": \"linear\",\n"
@@ -329,8 +341,7 @@ TEST(like_must_be_the_same_model) {
     const DamageSuite suite = {copy_goldens("llama qwen2-fp16"), convert_like, NULL, NULL, 0};
     convert_flat(GOLDEN "llama", scratch_path("flat.bin"));
     expect_damage_found(&suite, rows, COUNT_OF(rows));
-    expect_refused(convert_like, GOLDEN "qwen3", 1,
-                   "config.json: is of another model: its model_type is qwen3, but ");
+    expect_refused(convert_like, GOLDEN "qwen3", 1, "config.json: is of another model: its model_type is qwen3, but ");
     convert_flat(GOLDEN "qwen2-fp16", scratch_path("flat.bin")); // its window is turned off
     edit_file(suite.folder, "qwen2-fp16/config.json", "\"use_sliding_window\": false", "\"use_sliding_window\": true");
     edit_file(suite.folder, "qwen2-fp16/config.json", "\"max_window_layers\": 28", "\"max_window_layers\": 0");

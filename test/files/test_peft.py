@@ -10,7 +10,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors import safe_open
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, Gemma4Config, Gemma4ForConditionalGeneration
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Gemma4Config, Gemma4ForConditionalGeneration
 from transformers.utils import logging
 
 logging.disable_progress_bar()
@@ -18,7 +18,7 @@ logging.disable_progress_bar()
 T, DOCUMENTS = 48, 6
 SHARD = f"{GOLDEN}/tokens_uint16.bin"  # llm.c's: a header of 1024 bytes, then tokens
 DATA = ["--data", SHARD, "--seq-len", str(T)]
-EXPERTS = ("qwen3_moe", "qwen3_5_moe", "mixtral", "glm4_moe")
+EXPERTS = ("qwen3_moe", "qwen3_5_moe", "qwen3_next", "mixtral", "glm4_moe")
 STACKS = ("gpt_oss", "gemma4-moe")  # PEFT's all-linear leaves their experts out
 
 
@@ -37,9 +37,13 @@ def document_loss(model, d):
     return torch.nn.functional.cross_entropy(model(ids[None, :-1]).logits[0].double(), ids[1:])
 
 
+def auto_class(name):
+    return AutoModelForImageTextToText if name == "muse_glimmer" else AutoModelForCausalLM  # it has no class of the text alone
+
+
 def open_base(name):
     experts = {"experts_implementation": "eager"} if name in EXPERTS + STACKS else {}  # the only one in double
-    return AutoModelForCausalLM.from_pretrained(folder(name), dtype=torch.float32, **experts)
+    return auto_class(name).from_pretrained(folder(name), dtype=torch.float32, **experts)
 
 
 def their_loss(model):
@@ -74,7 +78,7 @@ def merged(what, name, adapter):
     train("convert", "--model", folder(name), "--adapter", adapter, "--merge", "--out", f"{out}.bin", "--quiet")
     train("convert", "--model", f"{out}.bin", "--like", folder(name), "--out", f"{out}-flat", "--quiet")
     expected = load(name, adapter).merge_and_unload().state_dict()
-    found, flat = (AutoModelForCausalLM.from_pretrained(f, dtype=torch.float32).state_dict() for f in (out, f"{out}-flat"))
+    found, flat = (auto_class(name).from_pretrained(f, dtype=torch.float32).state_dict() for f in (out, f"{out}-flat"))
     check(f"{what}: flat and folder have the same bits", all(torch.equal(found[k], flat[k]) for k in found))
     check(f"{what}: merged weights are W + scale B A, rounded",
           all(torch.allclose(found[k].double(), expected[k].double(), rtol=1.3e-7, atol=1e-12) for k in expected))
@@ -146,7 +150,8 @@ def per_expert(name, *options):
         agree(f"per expert {name}: PEFT's loss", whole, their_loss(load(name, split)))
 
 
-for golden in ("llama", "qwen2", "qwen3", "mistral", "gemma3", "gpt2", "ministral3", "smollm3", "olmo3", "phi3", "glm4"):
+for golden in ("llama", "qwen2", "qwen3", "mistral", "gemma3", "gpt2", "ministral3", "smollm3", "olmo3", "phi3", "glm4", "seed_oss",
+               "hunyuan_v1_dense", "ernie4_5"):
     ours_to_theirs(golden)
 ours_to_theirs("llama", "--rslora", "--lora-alpha", "3", "--lora-targets", "q_proj,v_proj,down_proj", "--lora-dropout", "0.1")
 ours_to_theirs("gpt2", "--lora-targets", "c_attn,mlp.c_proj")
@@ -185,6 +190,8 @@ theirs_to_ours("gpt2", "all", r=4, lora_alpha=2, fan_in_fan_out=True, target_mod
 ours_to_theirs("qwen3_moe", "--lora-targets", "all-linear", "--lora-rank-pattern", "experts.down_proj=3")
 ours_to_theirs("qwen3_moe", "--lora-targets", "experts,q_proj,gate", "--lora-layers", "0", "--lora-rank-pattern", "gate.weight=2", "--rslora")
 ours_to_theirs("qwen3_5_moe", "--lora-targets", "experts.gate_up_proj,gate,shared_expert.up_proj,shared_expert_gate,o_proj")
+ours_to_theirs("qwen3_next", "--lora-targets", "in_proj_qkvz,in_proj_ba,experts,shared_expert_gate", "--lora-rank-pattern",
+               "in_proj_qkvz=3")  # of fused rows, which share A
 ours_to_theirs("mixtral", "--lora-targets", "experts.down_proj,k_proj")
 theirs_to_ours("qwen3_moe", "parameters", r=3, lora_alpha=5, target_modules=["v_proj"],
                target_parameters=["mlp.experts.down_proj", "mlp.experts.gate_up_proj"])
@@ -217,6 +224,8 @@ Gemma4ForConditionalGeneration(Gemma4Config(
     audio_token_id=111)).save_pretrained(folder("gemma4-images"))
 ours_to_theirs("gemma4-images", "--lora-targets", "all", "--lora-rank-pattern", "layers.1.self_attn.q_proj=3")
 theirs_to_ours("gemma4-images", "text", r=3, lora_alpha=5, target_modules=r"model\.language_model\..*\.(q_proj|down_proj)")
+ours_to_theirs("muse_glimmer", "--lora-targets", "all")
+theirs_to_ours("muse_glimmer", "text", r=3, lora_alpha=5, target_modules=r"model\.language_model\..*\.(gate_proj|q_proj|k_proj)")
 with safe_open(f"{WORK}/ours-llama-0/checkpoint-00000006/adapter_model.safetensors", "pt") as file:
     check("the base is recorded", len(file.metadata().get("streambp_base", "")) == 35)
 close()

@@ -111,6 +111,24 @@ static const Damage changed_texts[] = {
         "of type longrope is not supported for this family; supported: default"),
     KEY("phi3", "rope_type", "\"default\"", "\"yarn\",\"factor\":2", "of type yarn is not supported for this family"),
     KEY("granite", "residual_multiplier", "0.4", "0", "residual_multiplier=0 is out of range"),
+    KEY("seed_oss", "attention_dropout", "0.0", "0.1", "attention_dropout is 0.1"),
+    KEY("seed_oss", "residual_dropout", "0.0", "0.2",
+        "residual_dropout is 0.20000000000000001; it must be 0, since this program applies no dropout"),
+    KEY("seed_oss", "attention_out_bias", "false", "true", "attention_out_bias is true; it must be false"),
+    CONFIG("seed_oss", "\"residual_dropout\": 0.0,", "", "residual_dropout is missing, which means 0.1; it must be 0"),
+    KEY("hunyuan_v1_dense", "alpha", "50.0", "0", "rope_type dynamic needs alpha"),
+    KEY("hunyuan_v1_dense", "head_dim", "10", "null", "head_dim is null"),
+    KEY("hunyuan_v1_dense", "type", "\"dynamic\"", "\"longrope\"", "rope_scaling of type longrope is not supported"),
+    KEY("llama3", "rope_type", "\"llama3\"", "\"dynamic\", \"alpha\": 50", "of type dynamic is not supported"),
+    KEY("muse_glimmer", "final_logit_softcapping", "3.0", "0", "final_logit_softcapping must be above 0"),
+    CONFIG("muse_glimmer", "      50000.0,\n      0", "      5.0,\n      0",
+           "layer_rope_theta: the value of layer 2 must be 0 or rope_theta, 50000"),
+    CONFIG("muse_glimmer", "\"layer_rope_theta\": [\n      50000.0,", "\"layer_rope_theta\": [\n      0,",
+           "layer 0 has a sliding window, so it must have rotary positions here"),
+    KEY("muse_glimmer", "sliding_window", "5", "null", "there is no sliding_window"),
+    KEY("muse_glimmer", "hidden_activation", "\"silu\"", "\"gelu\"", "hidden_activation is gelu; it must be silu"),
+    KEY("ernie4_5", "use_bias", "true", "false, \"attention_bias\": true",
+        "does not have these tensors with this config.json: model.layers.0.mlp.down_proj.bias"),
     KEY("phi3", "partial_rotary_factor", "0.75", "0.625", "rotates 5 of head_dim 8 elements"),
     KEY("smollm3", "use_sliding_window", "false", "true", "use_sliding_window is true; it must be false"),
     KEY("ministral3", "sliding_window", "null", "0", "sliding_window 0 would mask every token"),
@@ -140,7 +158,7 @@ static const Damage changed_texts[] = {
     KEY("llama", "model_type", "\"llama\"", "\"olmo_hybrid\",\"layer_types\":[\"linear_attention\"]",
         "model_type olmo_hybrid, a hybrid with layers of linear attention (Gated DeltaNet), is not in this version; "
         "families are gpt2, llama, mistral, ministral3, qwen2, qwen3, gemma3, qwen3_5, smollm3, olmo2, olmo3, phi3, "
-        "glm4"),
+        "glm4, granite, seed_oss, hunyuan_v1_dense, ernie4_5, muse_glimmer"),
     KEY("llama", "model_type", "\"llama\"", "\"deepseek_v3\",\"n_routed_experts\":8",
         "model_type deepseek_v3, a mixture of experts, is not in this version"),
     // experts: their keys, and tensors of each or of all
@@ -316,6 +334,7 @@ TEST(texts) {
     const DamageSuite suite =
         golden_copies("gpt2 llama llama3 llama-sharded llama-tied qwen2 qwen3 qwen3-yarn mistral gemma3 "
                       "gemma3-linear ministral3 smollm3 olmo2 olmo3 phi3 glm4 granite mistral-full qwen3_moe "
+                      "seed_oss hunyuan_v1_dense ernie4_5 muse_glimmer "
                       "qwen3_moe-fused mixtral glm4_moe gpt_oss gemma4-e");
     expect_damage_found(&suite, changed_texts, COUNT_OF(changed_texts));
 }

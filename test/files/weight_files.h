@@ -50,7 +50,7 @@ static const GoldenModel golden_models[] = {
 // ---- tensors of a safetensors file, found by their text -------------------------------------------------------------
 typedef struct {
     DType type;
-    size_t rank, shape[2]; // drops the dimension of 1 in the middle of three
+    size_t rank, shape[2]; // joins the first two dimensions of three
     const unsigned char *data;
 } FoundTensor;
 
@@ -67,9 +67,12 @@ static int find_tensor(const char *file, const char *name, FoundTensor *tensor) 
     tensor->rank = 2;
     if (sscanf(entry, "%7[A-Z0-9]\",\"shape\":[%zu,%zu],\"data_offsets\":[%zu,%zu]}", dtype, &tensor->shape[0],
                &tensor->shape[1], &begin, &end) != 5) {
+        size_t stack;
         tensor->rank = 3;
-        if (sscanf(entry, "%7[A-Z0-9]\",\"shape\":[%zu,1,%zu],\"data_offsets\":[%zu,%zu]}", dtype, &tensor->shape[0],
-                   &tensor->shape[1], &begin, &end) != 5) {
+        if (sscanf(entry, "%7[A-Z0-9]\",\"shape\":[%zu,%zu,%zu],\"data_offsets\":[%zu,%zu]}", dtype, &stack,
+                   &tensor->shape[0], &tensor->shape[1], &begin, &end) == 6) {
+            tensor->shape[0] *= stack;
+        } else {
             tensor->rank = 1, tensor->shape[1] = 1;
             if (sscanf(entry, "%7[A-Z0-9]\",\"shape\":[%zu],\"data_offsets\":[%zu,%zu]}", dtype, &tensor->shape[0],
                        &begin, &end) != 4)
@@ -100,9 +103,25 @@ static double found_value(const FoundTensor *tensor, size_t i) {
     return half_to_double(half);
 }
 
-// Returns element i, in memory order, of a matrix that the file may hold as [cols, rows].
+// Returns where a file has element i of memory, in a matrix that the file may hold as [cols, rows], or with the rows of
+// a group together.
+static size_t file_element(const Parameter *p, size_t i) {
+    const size_t *width = p->fused.width, row = p->cols ? i / p->cols : 0;
+    size_t from = 0;
+    if (p->transposed) return i % p->cols * p->rows + i / p->cols;
+    for (size_t part = 0; part < FUSED_MOST; part++) // goes over memory's rows in order
+        for (size_t g = 0; g < p->fused.groups; g++)
+            for (size_t k = 0; k < width[part]; k++, from++) {
+                size_t before = 0, all = 0;
+                for (size_t n = 0; n < FUSED_MOST; n++) before += n < part ? width[n] : 0, all += width[n];
+                if (from == row) return (g * all + before + k) * p->cols + i % p->cols;
+            }
+    return i;
+}
+
+// Returns element i, in memory order.
 static double found_parameter_value(const FoundTensor *tensor, const Parameter *p, size_t i) {
-    return found_value(tensor, p->transposed ? i % p->cols * p->rows + i / p->cols : i);
+    return found_value(tensor, file_element(p, i));
 }
 
 // Returns the parameter in the golden model's files, with `prefix` before its name.
@@ -284,7 +303,7 @@ static void write_formula_model(const char *folder, const Model *model, const ch
         char *tensor = data + writer.data;
         safetensors_write_named(&writer, p->name, p, type);
         for (size_t j = 0; j < parameter_elements(p); j++) {
-            const size_t to = p->transposed ? j % p->cols * p->rows + j / p->cols : j;
+            const size_t to = file_element(p, j);
             const double value = formula(p->offset + j);
             const uint16_t half = (uint16_t)((j * 2654435761u) >> 7 & 0xbfff);
             if (type == DTYPE_FP16)

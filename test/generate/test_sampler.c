@@ -84,13 +84,24 @@ static void golden_ids(const char *folder, const char *name, int32_t *ids, size_
 
 TEST(greedy_text_of_golden_models) {
     enum { PROMPTED = 6, GREEDY = 12 };
-    static const char *const names[] = {
-        "gpt2",       "gpt2-hub",      "llama",        "llama-sharded",  "llama-tied",   "qwen2",
-        "qwen2-fp16", "qwen3",         "qwen3-bf16",   "llama3",         "llama-linear", "qwen2-yarn",
-        "qwen3-yarn", "mistral",       "mistral-full", "qwen2-sliding",  "gemma3",       "gemma3-linear",
-        "qwen3_5",    "qwen3_5-heads", "qwen3_5-one",  "qwen3_5-linear", "qwen3_5-full", "qwen3_5-yarn",
-        "ministral3", "smollm3",       "olmo2",        "olmo3",          "phi3",         "glm4",
-        "granite"};
+    static const char *const names[] = {"gpt2",         "gpt2-hub",
+                                        "llama",        "llama-sharded",
+                                        "llama-tied",   "qwen2",
+                                        "qwen2-fp16",   "qwen3",
+                                        "qwen3-bf16",   "llama3",
+                                        "llama-linear", "qwen2-yarn",
+                                        "qwen3-yarn",   "mistral",
+                                        "mistral-full", "qwen2-sliding",
+                                        "gemma3",       "gemma3-linear",
+                                        "qwen3_5",      "qwen3_5-heads",
+                                        "qwen3_5-one",  "qwen3_5-linear",
+                                        "qwen3_5-full", "qwen3_5-yarn",
+                                        "ministral3",   "smollm3",
+                                        "olmo2",        "olmo3",
+                                        "phi3",         "glm4",
+                                        "granite",      "seed_oss",
+                                        "ernie4_5",     "hunyuan_v1_dense",
+                                        "muse_glimmer"};
     static const size_t chunks[] = {1, 3, 6, 1024};
     static const SamplingSettings greedy = {0, 0, 0, 1, 0};
     for (size_t i = 0; i < COUNT_OF(names); i++) {

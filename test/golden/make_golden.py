@@ -11,6 +11,7 @@ The tests read the committed files; only whoever changes the fixtures runs this.
 import argparse
 import contextlib
 import copy
+import importlib
 import json
 import pathlib
 import shutil
@@ -21,31 +22,32 @@ import torch
 import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, Gemma3TextConfig, Gemma4TextConfig, Glm4Config, Glm4MoeConfig, GPT2Config,
-                          GptOssConfig, GraniteConfig, LlamaConfig, Ministral3Config, MistralConfig, MixtralConfig,
-                          Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config, Qwen3_5MoeTextConfig, Qwen3_5TextConfig,
-                          Qwen3Config, Qwen3MoeConfig, SmolLM3Config)
-from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
-from transformers.models.gemma4.modeling_gemma4 import Gemma4RMSNorm, Gemma4TextRouter
-from transformers.models.glm4.modeling_glm4 import Glm4RMSNorm
-from transformers.models.gpt_oss.modeling_gpt_oss import GptOssRMSNorm
-from transformers.models.granite.modeling_granite import GraniteRMSNorm
-from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeRMSNorm, Glm4MoeTopkRouter
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
-from transformers.models.ministral.modeling_ministral import MinistralRMSNorm  # of a Mistral with layer_types
-from transformers.models.ministral3.modeling_ministral3 import Ministral3RMSNorm
-from transformers.models.mistral.modeling_mistral import MistralRMSNorm
-from transformers.models.mixtral.modeling_mixtral import MixtralRMSNorm, MixtralTopKRouter
-from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
-from transformers.models.olmo3.modeling_olmo3 import Olmo3RMSNorm
-from transformers.models.phi3.modeling_phi3 import Phi3RMSNorm
-from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
-from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
-from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet, Qwen3_5RMSNorm
-from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import (Qwen3_5MoeGatedDeltaNet, Qwen3_5MoeRMSNorm,
-                                                                  Qwen3_5MoeTopKRouter)
-from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRMSNorm, Qwen3MoeTopKRouter
-from transformers.models.smollm3.modeling_smollm3 import SmolLM3RMSNorm
+from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, Ernie4_5Config, Gemma3TextConfig,
+                          Gemma4TextConfig, Glm4Config, Glm4MoeConfig, GPT2Config, GptOssConfig, GraniteConfig,
+                          HunYuanDenseV1Config, LlamaConfig, Ministral3Config, MistralConfig, MixtralConfig,
+                          MuseGlimmerConfig, Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config, Qwen3_5MoeTextConfig,
+                          Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig, SeedOssConfig,
+                          SmolLM3Config)
+
+
+def classes(text):
+    """Classes of transformers' models, by model and name."""
+    words = (word.split(".") for word in text.split())
+    return [getattr(importlib.import_module(f"transformers.models.{m}.modeling_{m}"), c) for m, c in words]
+
+
+# Classes that cast to fp32 in a model in float64: RMSNorms, those that multiply by 1 + w, and what else casts
+NORMS = classes("""llama.LlamaRMSNorm mistral.MistralRMSNorm ministral.MinistralRMSNorm ministral3.Ministral3RMSNorm
+    qwen2.Qwen2RMSNorm qwen3.Qwen3RMSNorm smollm3.SmolLM3RMSNorm olmo2.Olmo2RMSNorm olmo3.Olmo3RMSNorm phi3.Phi3RMSNorm
+    glm4.Glm4RMSNorm qwen3_moe.Qwen3MoeRMSNorm mixtral.MixtralRMSNorm glm4_moe.Glm4MoeRMSNorm granite.GraniteRMSNorm
+    gpt_oss.GptOssRMSNorm seed_oss.SeedOssRMSNorm hunyuan_v1_dense.HunYuanDenseV1RMSNorm ernie4_5.Ernie4_5RMSNorm""")
+OFFSET_NORMS = classes("""gemma3.Gemma3RMSNorm qwen3_5.Qwen3_5RMSNorm qwen3_5_moe.Qwen3_5MoeRMSNorm
+    qwen3_next.Qwen3NextRMSNorm muse_glimmer.MuseGlimmerTextCenteredRMSNorm""")
+CASTING = classes("""qwen3_5.Qwen3_5GatedDeltaNet qwen3_5_moe.Qwen3_5MoeGatedDeltaNet qwen3_moe.Qwen3MoeTopKRouter
+    qwen3_5_moe.Qwen3_5MoeTopKRouter mixtral.MixtralTopKRouter glm4_moe.Glm4MoeTopkRouter gemma4.Gemma4RMSNorm
+    gemma4.Gemma4TextRouter ernie4_5.Ernie4_5Attention qwen3_next.Qwen3NextGatedDeltaNet
+    qwen3_next.Qwen3NextTopKRouter muse_glimmer.MuseGlimmerRMSNorm""")
+Glm4MoeTopkRouter, Gemma4TextRouter = classes("glm4_moe.Glm4MoeTopkRouter gemma4.Gemma4TextRouter")
 
 transformers.utils.logging.disable_progress_bar()
 HERE = pathlib.Path(__file__).resolve().parent
@@ -230,6 +232,23 @@ GRANITE = GraniteConfig(vocab_size=103, hidden_size=36, intermediate_size=52, nu
                         attention_multiplier=0.2, residual_multiplier=0.4, logits_scaling=0.6,
                         rope_parameters=dict(rope_type="default", rope_theta=20000.0), **NO_SPECIAL_TOKENS)
 
+# Three query heads per key/value head; biases on q, k, v alone.
+SEED_OSS = SeedOssConfig(vocab_size=102, hidden_size=36, intermediate_size=44, num_hidden_layers=2, num_attention_heads=6,
+                         num_key_value_heads=2, head_dim=10, max_position_embeddings=128, attention_dropout=0.0,
+                         residual_dropout=0.0, rope_parameters=dict(rope_type="default", rope_theta=50000.0),
+                         **NO_SPECIAL_TOKENS)
+
+# QK-norm after rotary positions, whose base grows by a fixed alpha.
+HUNYUAN = HunYuanDenseV1Config(vocab_size=104, hidden_size=32, intermediate_size=40, num_hidden_layers=2,
+                               num_attention_heads=4, num_key_value_heads=2, head_dim=10, max_position_embeddings=128,
+                               rope_parameters=dict(rope_type="dynamic", rope_theta=1e4, alpha=50.0, factor=1.0),
+                               **NO_SPECIAL_TOKENS)
+
+# Neighbours are rotated; biases on every linear layer.
+ERNIE4_5 = Ernie4_5Config(vocab_size=100, hidden_size=32, intermediate_size=44, num_hidden_layers=2, num_attention_heads=4,
+                          num_key_value_heads=2, head_dim=12, max_position_embeddings=128, use_bias=True,
+                          **NO_SPECIAL_TOKENS)
+
 # The middle one of three layers is dense; a normalised choice of 2 of 5 experts, narrower than the hidden size.
 QWEN3_MOE = Qwen3MoeConfig(vocab_size=101, hidden_size=32, intermediate_size=40, num_hidden_layers=3,
                            num_attention_heads=4, num_key_value_heads=2, head_dim=12, max_position_embeddings=128,
@@ -252,6 +271,16 @@ QWEN3_5_MOE = Qwen3_5MoeTextConfig(vocab_size=103, hidden_size=32, num_hidden_la
                                    shared_expert_intermediate_size=28, tie_word_embeddings=False,
                                    rope_parameters=dict(rope_type="default", rope_theta=1e7, partial_rotary_factor=0.25),
                                    **NO_SPECIAL_TOKENS)
+
+# Three value heads of 7 to each of two key heads of 5, fused head by head in files; a dense layer; weights that sum to 1.
+QWEN3_NEXT = Qwen3NextConfig(vocab_size=101, hidden_size=32, intermediate_size=36, num_hidden_layers=3, num_attention_heads=2,
+                             num_key_value_heads=1, head_dim=16, rms_norm_eps=5e-3, linear_num_key_heads=2,
+                             linear_num_value_heads=6, linear_key_head_dim=5, linear_value_head_dim=7,
+                             layer_types=["linear_attention", "full_attention", "linear_attention"], mlp_only_layers=[2],
+                             max_position_embeddings=256, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=16,
+                             shared_expert_intermediate_size=12, tie_word_embeddings=False,
+                             rope_parameters=dict(rope_type="default", rope_theta=1e7, partial_rotary_factor=0.25),
+                             **NO_SPECIAL_TOKENS)
 
 MIXTRAL = MixtralConfig(vocab_size=98, hidden_size=32, intermediate_size=28, num_hidden_layers=2, num_attention_heads=4,
                         num_key_value_heads=2, max_position_embeddings=128, num_local_experts=4, num_experts_per_tok=2,
@@ -291,6 +320,20 @@ GEMMA4_E = gemma4("sfssf", vocab_size=103, hidden_size=24, num_kv_shared_layers=
                   hidden_size_per_layer_input=8, vocab_size_per_layer_input=103)
 
 
+# A window of 5 in two layers of four, the last one without rotary positions; two epsilons that matter; a cap that bends the
+# logits. Written with the smallest vision tower that its class allows.
+MUSE_GLIMMER = MuseGlimmerConfig(
+    text_config=dict(vocab_size=97, hidden_size=32, intermediate_size=40, num_hidden_layers=4, num_attention_heads=4,
+                     num_key_value_heads=2, head_dim=10, max_position_embeddings=128, sliding_window=5, rms_norm_eps=1e-3,
+                     post_norm_eps=2e-2, qk_scale_factor=2.5, output_multiplier=0.6, final_logit_softcapping=3.0,
+                     layer_types=["sliding_attention", "sliding_attention", "full_attention", "full_attention"],
+                     layer_rope_theta=[50000.0, 50000.0, 50000.0, 0],
+                     rope_parameters=dict(rope_type="default", rope_theta=50000.0), **NO_SPECIAL_TOKENS),
+    vision_config=dict(hidden_size=8, num_attention_heads=2, num_hidden_layers=1, intermediate_size=8, patch_size=2,
+                       pos_emb_height=2, pos_emb_width=2, max_position_embeddings=4),
+    out_hidden_size=32, projector_hidden_size=8)
+
+
 @dataclass
 class Case:
     name: str                           # the folder
@@ -305,7 +348,7 @@ class Case:
     def __post_init__(self):
         self.config = copy.deepcopy(self.config)
         if self.pad is not None:
-            self.config.pad_token_id = self.pad
+            self.config.get_text_config().pad_token_id = self.pad
 
 
 CASES = [
@@ -340,9 +383,14 @@ CASES = [
     Case("phi3", PHI3, seed=23),
     Case("glm4", GLM4, seed=28, pad=30),
     Case("granite", GRANITE, seed=1, pad=21),
+    Case("seed_oss", SEED_OSS, seed=5, pad=43),
+    Case("hunyuan_v1_dense", HUNYUAN, seed=39, config_style=4),
+    Case("ernie4_5", ERNIE4_5, seed=1044),
+    Case("muse_glimmer", MUSE_GLIMMER, seed=302),
     Case("qwen3_moe", QWEN3_MOE, seed=472, pad=30),
     Case("qwen3_moe-fused", QWEN3_MOE_FUSED, seed=10729, layout="fused"),
     Case("qwen3_5_moe", QWEN3_5_MOE, seed=430, layout="fused"),
+    Case("qwen3_next", QWEN3_NEXT, seed=347),
     Case("mixtral", MIXTRAL, seed=1223),
     Case("glm4_moe", GLM4_MOE, seed=763),
     Case("gpt_oss", GPT_OSS, seed=2, pad=12),
@@ -355,15 +403,28 @@ CASES = [
 
 
 def adds_one(config, name):
-    """Whether a norm multiplies by 1 + its weight: all of Gemma's, of Qwen3.5's all but the gated one"""
-    hybrid = config.model_type in ("qwen3_5_text", "qwen3_5_moe_text")
+    """Whether a norm multiplies by 1 + its weight: all of Gemma's, of Qwen3.5's all but the gated one, of Muse's the layers'"""
+    hybrid = config.model_type in ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
+    if config.model_type == "muse_glimmer":
+        return "layers" in name
     return config.model_type == "gemma3_text" or hybrid and "linear_attn" not in name
+
+
+def auto_class(config):
+    """Muse Glimmer has no class of the text model alone."""
+    return AutoModelForImageTextToText if config.model_type == "muse_glimmer" else AutoModelForCausalLM
+
+
+def text_parameters(model):
+    """Parameters of the text model, by the names that it would have alone."""
+    return [(name.replace("model.language_model.", "model."), p) for name, p in model.named_parameters()
+            if not name.startswith("model.vision")]
 
 
 def random_model(case):
     """Every parameter non-trivial, so that no gradient is degenerate and no bias or norm weight can be forgotten."""
     rng = torch.Generator().manual_seed(case.seed)
-    model = AutoModelForCausalLM.from_config(case.config, dtype=torch.float32)
+    model = auto_class(case.config).from_config(case.config, dtype=torch.float32)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=rng)
@@ -434,7 +495,7 @@ def rewrite_config_as_transformers_4(path):
         del config["layer_types"]
         rope = rope["full_attention"]
     scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
-    if config["model_type"] == "qwen2":
+    if config["model_type"] in ("qwen2", "hunyuan_v1_dense"):
         scaling["type"] = scaling.pop("rope_type")
     config |= dict(rope_theta=rope["rope_theta"], rope_scaling=scaling if len(scaling) > 1 else None,
                    torch_dtype=config.pop("dtype"), transformers_version="4.43.0")
@@ -465,7 +526,7 @@ def packed_stream(case):
     a document's end in the stream must not matter.
     """
     rng = np.random.default_rng(1000 + case.seed)
-    documents = [rng.integers(0, case.config.vocab_size, length + 1) for length in case.lengths]
+    documents = [rng.integers(0, case.config.get_text_config().vocab_size, length + 1) for length in case.lengths]
     weights = [(rng.random(length) < 0.75).astype(np.float32) for length in case.lengths]
     weights[0][:MASKED_PROMPT] = 0
     weights[1][:] = 1
@@ -474,7 +535,7 @@ def packed_stream(case):
     stream = dict(tokens=np.concatenate([d[:-1] for d in documents]),
                   targets=np.concatenate([d[1:] for d in documents]),
                   doc_start=starts, doc_length=np.array(case.lengths),
-                  prompt=rng.integers(0, case.config.vocab_size, PROMPT_LENGTH))
+                  prompt=rng.integers(0, case.config.get_text_config().vocab_size, PROMPT_LENGTH))
     stream = {name: torch.tensor(value.astype(np.int32)) for name, value in stream.items()}
     stream["loss_weight"] = torch.tensor(np.concatenate(weights))
     return stream
@@ -528,13 +589,7 @@ def rmsnorm_in_the_models_dtype():
                 return originals[c](self, *arguments, **named)
         return forward
 
-    casting = (Qwen3_5GatedDeltaNet, Qwen3_5MoeGatedDeltaNet, Qwen3MoeTopKRouter, Qwen3_5MoeTopKRouter, MixtralTopKRouter,
-               Glm4MoeTopkRouter, Gemma4RMSNorm, Gemma4TextRouter)
-    plain = (LlamaRMSNorm, MistralRMSNorm, MinistralRMSNorm, Ministral3RMSNorm, Qwen2RMSNorm, Qwen3RMSNorm,
-             SmolLM3RMSNorm, Olmo2RMSNorm, Olmo3RMSNorm, Phi3RMSNorm, Glm4RMSNorm, Qwen3MoeRMSNorm, MixtralRMSNorm,
-             Glm4MoeRMSNorm, GraniteRMSNorm, GptOssRMSNorm)
-    forwards = {c: forward for c in plain} | {c: without_casts(c) for c in casting} | {
-                c: forward_gemma for c in (Gemma3RMSNorm, Qwen3_5RMSNorm, Qwen3_5MoeRMSNorm)}
+    forwards = {c: forward for c in NORMS} | {c: without_casts(c) for c in CASTING} | {c: forward_gemma for c in OFFSET_NORMS}
     originals = {c: c.forward for c in forwards}
     for c in forwards:
         c.forward = forwards[c]
@@ -551,8 +606,9 @@ def attention_of(config):
 
 
 def load_model(folder, dtype, attention=None):
-    attention = attention or attention_of(transformers.AutoConfig.from_pretrained(folder))
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=attention,
+    config = transformers.AutoConfig.from_pretrained(folder)
+    attention = attention or attention_of(config)
+    model = auto_class(config).from_pretrained(folder, dtype=dtype, attn_implementation=attention,
                                                  experts_implementation="eager")
     for name, module in model.named_modules():
         if name.endswith("mlp.gate"):
@@ -574,7 +630,7 @@ def loss_and_gradients(model, stream):
     loss = -(weight * logp).sum() / weight.sum()
     model.zero_grad()
     loss.backward()
-    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    gradients = {name: parameter.grad for name, parameter in text_parameters(model)}
     return loss.detach(), first_logits.detach(), logp.detach(), gradients
 
 
@@ -736,12 +792,12 @@ def check_finite_difference(case, folder, step=1e-7):
         for table in (m for m in model.modules() if isinstance(m, torch.nn.Embedding)):
             table.padding_idx = None  # with one it is not the slope
         gradients = loss_and_gradients(model, stream)[3]
-        direction = {n: torch.randn(p.shape, generator=rng, dtype=torch.float64) for n, p in model.named_parameters()}
+        direction = {n: torch.randn(p.shape, generator=rng, dtype=torch.float64) for n, p in text_parameters(model)}
         slope = sum(float((gradients[n] * direction[n]).sum()) for n in gradients)
         loss = []
         for side in (+1, -2):  # from 0 to +step, from there to -step
             with torch.no_grad():
-                for name, parameter in model.named_parameters():
+                for name, parameter in text_parameters(model):
                     parameter += side * step * direction[name]
             loss.append(float(loss_and_gradients(model, stream)[0]))
     error = abs((loss[0] - loss[1]) / (2 * step) - slope) / abs(slope)

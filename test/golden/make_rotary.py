@@ -3,18 +3,21 @@ exact.txt: loss and norm of the gradient of every golden model in float64, with 
 correctly: torch's are off by an ulp in 4 % of cases, which ones depending on the machine.
 
     python make_rotary.py        # torch 2.15.0 and transformers 5.23.0, on a CPU with AVX-512
+    python make_rotary.py NAME   # only this model's line of exact.txt
 
 A line is the configuration as --init takes it, the FNV-1a of its frequencies' bits, and the factor of cosine and sine. torch's powers are
 SLEEF's for each 32 at a time and libm's powf for what is left; with AVX2 it is 16, so heads of other than 64, 128, 256 differ there.
 """
 import itertools
+import sys
 from pathlib import Path
 
 import make_golden
 import torch
 from safetensors.torch import load_file
-from transformers import Gemma3TextConfig, LlamaConfig, Qwen3_5TextConfig
+from transformers import Gemma3TextConfig, HunYuanDenseV1Config, LlamaConfig, Qwen3_5TextConfig
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
+from transformers.models.hunyuan_v1_dense.modeling_hunyuan_v1_dense import HunYuanDenseV1RotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5TextRotaryEmbedding
 
@@ -45,7 +48,7 @@ def text(family, dim, theta, scaling):
     return ",".join([family, f"head_dim={dim}", f"rope_theta={theta!r}", *(f"{k}={v}" for k, v in zip(scaling, words))])
 
 
-with open(HERE / "rotary.txt", "w") as out:
+def write_rotary(out):
     for theta, dim, scaling in itertools.product(THETAS, DIMS, SCALINGS):
         rope = {"rope_theta": theta, "rope_type": "default"} | scaling
         rotary = LlamaRotaryEmbedding(LlamaConfig(head_dim=dim, max_position_embeddings=1 << 20, rope_parameters=rope))
@@ -65,12 +68,26 @@ with open(HERE / "rotary.txt", "w") as out:
         line = text("qwen3_5", dim, theta, scaling) + f",partial_rotary_factor={part!r}"
         out.write(f"{line} {fnv(rotary.inv_freq):016x} {float(rotary.attention_scaling)!r}\n")
 
+    for theta, dim, alpha in itertools.product((1e4, 1e6), (64, 128), (1000.0, 7.5)):
+        rope = {"rope_theta": theta, "rope_type": "dynamic", "alpha": alpha, "factor": 1.0}
+        rotary = HunYuanDenseV1RotaryEmbedding(HunYuanDenseV1Config(head_dim=dim, rope_parameters=rope))
+        line = text("hunyuan_v1_dense", dim, theta, {"rope_type": "dynamic", "alpha": alpha})
+        out.write(f"{line} {fnv(rotary.inv_freq):016x} 1.0\n")
+
+
+if len(sys.argv) == 1:
+    with open(HERE / "rotary.txt", "w") as out:
+        write_rotary(out)
+
 for name in ("cos", "sin"):
     rounded = lambda x, f=getattr(torch, name): f(x.double()).to(x.dtype)
     setattr(torch.Tensor, name, rounded)
-with open(HERE / "exact.txt", "w") as out, make_golden.rmsnorm_in_the_models_dtype():
-    for folder in sorted(f.parent for f in HERE.glob("*/reference.safetensors")):
+exact = HERE / "exact.txt"
+lines = {line.split()[0]: line for line in exact.read_text().splitlines()} if len(sys.argv) > 1 else {}
+with make_golden.rmsnorm_in_the_models_dtype():
+    for folder in [HERE / name for name in sys.argv[1:]] or [f.parent for f in HERE.glob("*/reference.safetensors")]:
         loss, _, _, gradients = make_golden.loss_and_gradients(
             make_golden.load_model(folder, torch.float64), load_file(folder / "reference.safetensors"))
         norm = torch.stack([g.square().sum() for g in gradients.values()]).sum().sqrt()
-        out.write(f"{folder.name} {loss.item()!r} {norm.item()!r}\n")
+        lines[folder.name] = f"{folder.name} {loss.item()!r} {norm.item()!r}"
+exact.write_text("".join(lines[name] + "\n" for name in sorted(lines)))

@@ -26,7 +26,7 @@ TEST(frequencies_are_those_of_torch) {
         rows++;
     }
     free(text);
-    assert_int_equal(rows, 407);
+    assert_int_equal(rows, 415);
     assert_int_equal(wrong, 0);
 }
 

@@ -20,6 +20,15 @@ more passes of a method. The passes leave the loss and every gradient on the hos
 #define TINY_QWEN3                                                                                                     \
     "qwen3,hidden_size=20,intermediate_size=24,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,"       \
     "head_dim=8,vocab_size=43,pad_token_id=7"
+// QK-norm after the rotation, whose base grows
+#define TINY_ROTATED                                                                                                   \
+    "hunyuan_v1_dense,hidden_size=20,intermediate_size=16,num_hidden_layers=2,num_attention_heads=4,"                  \
+    "num_key_value_heads=2,head_dim=8,vocab_size=29,rope_type=dynamic,alpha=9"
+// Bare QK-norm, a gate with a product of its own, norms of embeddings, layers without rotary positions, a cap
+#define TINY_BARE                                                                                                      \
+    "muse_glimmer,hidden_size=20,intermediate_size=16,num_hidden_layers=3,num_attention_heads=4,"                      \
+    "num_key_value_heads=2,head_dim=8,vocab_size=29,sliding_window=6,layer_types=snf,rms_norm_eps=1e-3,"               \
+    "post_norm_eps=1e-2,final_logit_softcapping=4,output_multiplier=0.7,pad_token_id=4"
 #define TINY_TIED                                                                                                      \
     "qwen3,hidden_size=12,intermediate_size=16,num_hidden_layers=2,num_attention_heads=1,num_key_value_heads=1,"       \
     "head_dim=16,vocab_size=23,tie_word_embeddings=true"

@@ -36,6 +36,8 @@ static const char *const models[] = {
     TINY_LLLF ",layer_types=llfl",
     TINY_LINEAR,
     TINY_SHARED,
+    TINY_ROTATED,
+    TINY_BARE,
 };
 
 static const struct {

@@ -40,6 +40,7 @@ static const char *const models[] = {
     "qwen2,hidden_size=16,intermediate_size=24,num_hidden_layers=1,num_attention_heads=4,num_key_value_heads=1,vocab_"
     "size=31,sliding_window=1000000000,layer_types=s",
     TINY_OLMO ",sliding_window=5",
+    TINY_BARE,
     TINY_HYBRID ",num_hidden_layers=5,linear_num_value_heads=6",
     "qwen3_moe,hidden_size=20,intermediate_size=24,num_hidden_layers=4,num_attention_heads=4,num_key_value_heads=2,"
     "head_dim=8,vocab_size=31,num_experts=6,num_experts_per_tok=2,moe_intermediate_size=12,mlp_only_layers=1",

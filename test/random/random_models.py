@@ -32,15 +32,14 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func  # noqa: E402
-from transformers import (Gemma3TextConfig, Gemma4TextConfig, Glm4Config, Glm4MoeConfig, GPT2Config, GptOssConfig,  # noqa: E402
-                          GraniteConfig, LlamaConfig, Ministral3Config, MistralConfig, MixtralConfig, Olmo2Config, Olmo3Config,
-                          Phi3Config, Qwen2Config, Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig,
-                          SmolLM3Config)
+from transformers import (Ernie4_5Config, Gemma3TextConfig, Gemma4TextConfig, Glm4Config, Glm4MoeConfig, GPT2Config,  # noqa: E402
+                          GptOssConfig, GraniteConfig, HunYuanDenseV1Config, LlamaConfig, Ministral3Config, MistralConfig,
+                          MixtralConfig, MuseGlimmerConfig, Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config, Qwen3_5MoeTextConfig,
+                          Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig, SeedOssConfig, SmolLM3Config)
 
 TRAIN = os.environ.get("TRAIN", str(ROOT / "build" / "cpu-double" / "train"))
 LOSS, GRADIENT = 1e-11, 1e-6  # gradients are written in fp32
 EXACT = 1e-12                 # of mutated configurations: the loss, the gradients' norm
-AUTO = transformers.AutoModelForCausalLM
 
 
 # ---- configurations --------------------------------------------------------------------------------------------------------------
@@ -213,6 +212,32 @@ def granite(r):
                          residual_multiplier=r.choice([0.22, 1.0, 1.7]), logits_scaling=r.choice([0.7, 1, 8.0]))
 
 
+def seed_oss(r):
+    return SeedOssConfig(**sizes(r), rope_parameters=scaling(r, 64), attention_bias=r.random() < 0.7, mlp_bias=r.random() < 0.3,
+                         attention_dropout=0.0, residual_dropout=0.0)
+
+
+def hunyuan_v1_dense(r):
+    grown = dict(rope_type="dynamic", rope_theta=1e4, alpha=r.choice([2.0, 1000.0]), factor=1.0)
+    return HunYuanDenseV1Config(**sizes(r), rope_parameters=r.choice([grown, scaling(r, 64)]), attention_bias=r.random() < 0.3)
+
+
+def ernie4_5(r):
+    return Ernie4_5Config(**sizes(r), rope_parameters=scaling(r, 64), use_bias=r.random() < 0.5)
+
+
+def muse_glimmer(r):
+    """The text of the composite class, with the vision tower of the golden model."""
+    s, rope = sizes(r), scaling(r, 64)
+    types = r.choice([None, kinds(r, s["num_hidden_layers"], "sliding_attention")])
+    thetas = types and [r.choice([0, rope["rope_theta"]]) if t == "full_attention" else rope["rope_theta"] for t in types]
+    text = dict(**s, layer_types=types, layer_rope_theta=thetas, rope_parameters=rope, sliding_window=r.randrange(1, 30),
+                post_norm_eps=r.choice([1e-8, 1e-3]), qk_scale_factor=r.choice([1.0, 3.87]), output_multiplier=r.choice([0.2, 1.5]),
+                final_logit_softcapping=r.choice([2.0, 20.0]), attention_bias=r.random() < 0.3)
+    golden = make_golden.MUSE_GLIMMER.to_dict()
+    return MuseGlimmerConfig(text_config=text, vision_config=golden["vision_config"], out_hidden_size=32, projector_hidden_size=8)
+
+
 def experts(r, most=16):
     """Draws the keys of a layer's experts: as many as there are of a token, or up to `most`."""
     E = r.randrange(2, most + 1)
@@ -231,6 +256,14 @@ def qwen3_5_moe(r):
     c, (E, e) = qwen3_5(r).to_dict(), experts(r)
     kept = {key: c[key] for key in Qwen3_5MoeTextConfig().to_dict() if key in c and key not in ("model_type", "architectures")}
     return Qwen3_5MoeTextConfig(**kept, **e, num_experts=E, shared_expert_intermediate_size=r.randrange(3, 50))
+
+
+def qwen3_next(r):
+    c, (E, e) = qwen3_5(r).to_dict(), experts(r)
+    kept = {key: c[key] for key in Qwen3NextConfig().to_dict() if key in c and key not in ("model_type", "architectures")}
+    layers = c["num_hidden_layers"]
+    return Qwen3NextConfig(**kept, **e, num_experts=E, shared_expert_intermediate_size=r.randrange(3, 50), norm_topk_prob=r.random() < 0.5,
+                           mlp_only_layers=[l for l in range(layers) if r.random() < 0.3], decoder_sparse_step=r.choice([1, 1, 2]))
 
 
 def mixtral(r):
@@ -262,7 +295,8 @@ def gpt_oss(r):
 
 FAMILIES = dict(gpt2=gpt2, llama=llama, mistral=mistral, ministral3=ministral3, qwen2=qwen2, qwen3=qwen3, gemma3=gemma3, gemma4=gemma4,
                 qwen3_5=qwen3_5, smollm3=smollm3, olmo2=olmo2, olmo3=olmo3, phi3=phi3, glm4=glm4, granite=granite, qwen3_moe=qwen3_moe,
-                qwen3_5_moe=qwen3_5_moe, mixtral=mixtral, glm4_moe=glm4_moe, gpt_oss=gpt_oss)
+                qwen3_5_moe=qwen3_5_moe, mixtral=mixtral, glm4_moe=glm4_moe, gpt_oss=gpt_oss, seed_oss=seed_oss,
+                hunyuan_v1_dense=hunyuan_v1_dense, ernie4_5=ernie4_5, qwen3_next=qwen3_next, muse_glimmer=muse_glimmer)
 
 
 # ---- mutated config.json ---------------------------------------------------------------------------------------------------------
@@ -290,6 +324,7 @@ VALUES = dict(
     resid_pdrop=[0.0, 0.1], embd_pdrop=[0.0, 0.1], pretraining_tp=[1, 2], torch_dtype=["bfloat16", "float32", None],
     dtype=["float16", None, "auto"], transformers_version=["4.1.0", None], linear_conv_kernel_dim=[2, 4],
     linear_num_key_heads=[1, 2], linear_num_value_heads=[2, 4], linear_key_head_dim=[8], vocab_size=[60, 77],
+    use_bias=[True, False, None], residual_dropout=[0.0, 0, 0.1], attention_out_bias=[True, False],
     embedding_multiplier=[2, 0.5], residual_multiplier=[0.3, 2], attention_multiplier=[0.1], logits_scaling=[3, 0],
     num_experts=[2, 5, 0], num_local_experts=[2, 5], n_routed_experts=[2, 4], num_experts_per_tok=[1, 2, 7, 0],
     moe_intermediate_size=[8, 0], shared_expert_intermediate_size=[8, 0], n_shared_experts=[1, 2, 0], decoder_sparse_step=[1, 2, 0, -1],
@@ -307,7 +342,7 @@ ROPE = dict(rope_type=["default", "linear", "yarn", "llama3", "dynamic", "propor
             type=["default", "linear", "yarn", "mrope"], rope_theta=[1e4, 5e5, 777, None], factor=[2.0, 4, None, 0.5],
             partial_rotary_factor=[0.5, 1.0, 1, None], original_max_position_embeddings=[16, 32, None],
             attention_factor=[1.2, None, 1], beta_fast=[16.0, None, 32], beta_slow=[0.5, None, 1],
-            mscale=[1.0, 0.7, None, 0], mscale_all_dim=[0.5, None], truncate=[False, None, True],
+            mscale=[1.0, 0.7, None, 0], mscale_all_dim=[0.5, None], truncate=[False, None, True], alpha=[50.0, 0, None],
             low_freq_factor=[1.0, None], high_freq_factor=[4.0, 2], llama_4_scaling_beta=[0.1, 0.0, None],
             max_position_embeddings=[64], mrope_section=[[1, 1, 2]], unknown=[1])
 OTHERS = [None, True, 1, 2.0, "1", [], {}]
@@ -360,11 +395,12 @@ def mutate(r, config):
 def small_model(folder):
     """Builds transformers' model of a config.json, with random weights representable in fp32, saved beside it."""
     config = transformers.AutoConfig.from_pretrained(folder)
+    auto = make_golden.auto_class(config)
     with torch.device("meta"):
-        size = sum(p.numel() for p in AUTO.from_config(config).parameters())
+        size = sum(p.numel() for p in auto.from_config(config).parameters())
     if size > 2e6:
         raise OverflowError(f"{size} weights")
-    model = AUTO.from_config(config, dtype=torch.float64, attn_implementation=make_golden.attention_of(config),
+    model = auto.from_config(config, dtype=torch.float64, attn_implementation=make_golden.attention_of(config),
                              experts_implementation="eager").eval()
     config.output_hidden_states = bool(getattr(config, "num_kv_shared_layers", 0))  # as in trial()
     for router in routers_of(model):
@@ -388,9 +424,10 @@ def mutated_trial(seed, number, names, work, verbose):
     config = FAMILIES[name](r)
     for key in ("bos_token_id", "eos_token_id"):
         setattr(config, key, None)
-    config.pad_token_id = r.choice([None, r.randrange(60)])
-    text = json.loads(config.to_json_string(use_diff=False))
-    text["architectures"] = [AUTO._model_mapping[type(config)].__name__]
+    config.get_text_config().pad_token_id = r.choice([None, r.randrange(60)])
+    whole = json.loads(config.to_json_string(use_diff=False))
+    whole["architectures"] = [make_golden.auto_class(config)._model_mapping[type(config)].__name__]
+    text = whole.get("text_config", whole)
     for key in [k for k, v in text.items() if v is None and k not in VALUES]:
         text.pop(key, None)
     said = mutate(r, text)
@@ -398,12 +435,12 @@ def mutated_trial(seed, number, names, work, verbose):
         print(said, json.dumps(text, indent=1), sep="\n")
     folder = work / "model"
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(text))
+    (folder / "config.json").write_text(json.dumps(whole))
     torch.manual_seed(r.randrange(1 << 30))
     with make_golden.rmsnorm_in_the_models_dtype():
         try:
             model, theirs = small_model(folder), None
-            vocabulary, pad = model.config.vocab_size, model.config.pad_token_id
+            vocabulary, pad = model.config.get_text_config().vocab_size, model.config.get_text_config().pad_token_id
             ids = torch.randint(vocabulary, (40,))
             if isinstance(pad, int):
                 ids[3:36:11] = pad % vocabulary
@@ -526,15 +563,16 @@ def trial(seed, number, names, work, verbose):
     config = FAMILIES[name](r)
     for key in ("bos_token_id", "eos_token_id"):
         setattr(config, key, None)
-    config.pad_token_id = r.choice([None, r.randrange(60)])
+    text = config.get_text_config()
+    text.pad_token_id = r.choice([None, r.randrange(60)])
     lengths = [r.randrange(1, 70) for _ in range(r.choice([1, 1, 2, 3]))]
-    shares = getattr(config, "num_kv_shared_layers", 0)  # seco refuses such
+    shares = getattr(text, "num_kv_shared_layers", 0)  # seco refuses such
     chunked = [(m, r.randrange(1, 80)) for m in ["mst", "stream" if shares else "seco"] + ["stream"] * 6]
     method, chunk = r.choice([("full", 0), ("checkpoint", 0), *chunked]), r.randrange(1, 90)
     about = f"{name}, {lengths} tokens, {method[0]} {method[1]}"
     if verbose:
         print(about, config.to_json_string(), sep="\n")
-    layout = r.choice(["plain", "fused"]) if name in ("qwen3_moe", "qwen3_5_moe") else "plain"
+    layout = r.choice(["plain", "fused"]) if name in ("qwen3_moe", "qwen3_5_moe", "qwen3_next") else "plain"
     case = make_golden.Case(name, config, seed=r.randrange(1 << 20), layout=layout, lengths=tuple(lengths))
     folder = work / str(number)
     folder.mkdir()
@@ -544,21 +582,21 @@ def trial(seed, number, names, work, verbose):
     losses = [r.choice([0, 0.01, 1.0]), r.choice([0, 0.1])] if any("TopKRouter" in type(m).__name__ for m in made.modules()) else []
     routers = [word for pair in zip(("--router-aux-loss", "--router-z-loss"), losses) for word in pair]
     every = ["--inputs-every", r.choice([1, 1, 2, 3])] if method[0] in ("stream", "checkpoint", "mst") else []
-    keep = kept(random.Random(f"{seed} {number} keep"), method[0], config)
+    keep = kept(random.Random(f"{seed} {number} keep"), method[0], text)
     rng = np.random.default_rng(case.seed)
-    documents = [rng.integers(0, config.vocab_size, n + 1).astype(np.uint16) for n in lengths]
+    documents = [rng.integers(0, text.vocab_size, n + 1).astype(np.uint16) for n in lengths]
     for ids in documents:
-        ids[::9] = ids[0] if config.pad_token_id is None else config.pad_token_id
+        ids[::9] = ids[0] if text.pad_token_id is None else text.pad_token_id
     counts = [(rng.random(n + 1) < 0.8).astype(np.uint8) for n in lengths]
     for counted in counts:
         counted[0], counted[-1] = 0, 1  # some target of each counts
-    data = write_shard(work, documents, counts, config.vocab_size)
+    data = write_shard(work, documents, counts, text.vocab_size)
     chunks = ["--chunk", method[1], "--logits-chunk", chunk] if method[1] else []
     command = ["bp", "--model", folder, "--data", data, "--any-tokenizer", "--seq-len", max(lengths), "--batch", len(lengths), "--method",
                method[0], *chunks, *every, *routers, "--threads", 1, "--json", "--quiet", "--grads-out"]
     out = json.loads(ours(*command, work / "grads.safetensors", *keep))
     about += f" {' '.join(map(str, keep))}"
-    kinds_of = set(getattr(config, "layer_types", None) or [])
+    kinds_of = set(getattr(text, "layer_types", None) or [])
     if keep and not kinds_of & {"sliding_attention", "linear_attention"}:  # else keys and states are made in another way
         ours(*command, work / "unkept.safetensors", "--keep", "none")
         same = (work / "grads.safetensors").read_bytes() == (work / "unkept.safetensors").read_bytes()
@@ -589,9 +627,9 @@ def trial(seed, number, names, work, verbose):
             prompt = documents[0][:6].astype(int)
             expected = model.generate(torch.tensor(prompt)[None], attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
                                       do_sample=False, max_new_tokens=6, use_cache=False)[0, len(prompt):].tolist()
-            text = ours("sample", "--model", folder, "--prompt-ids", ",".join(map(str, prompt)), "--max-new-tokens", 6, "--temperature", 0,
+            said = ours("sample", "--model", folder, "--prompt-ids", ",".join(map(str, prompt)), "--max-new-tokens", 6, "--temperature", 0,
                         "--quiet").split()
-            assert [int(word) for word in text][-len(expected):] == expected, f"{about}: text {text}, transformers {expected}"
+            assert [int(word) for word in said][-len(expected):] == expected, f"{about}: text {said}, transformers {expected}"
     if number % 5 == 1:
         ours("convert", "--model", folder, "--out", work / "again", "--quiet")
         same = (work / "again" / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()

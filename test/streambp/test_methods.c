@@ -19,6 +19,8 @@ static const char *const models[] = {
     "vocab_size=31,tie_word_embeddings=true",
     TINY_QWEN3,
     TINY_TIED,
+    TINY_ROTATED,
+    TINY_BARE,
     // windows in some layers: longer and shorter than chunks
     TINY_GEMMA ",sliding_window=9,layer_types=ssf",
     TINY_GEMMA ",sliding_window=2,layer_types=sfs,rope_type=linear,factor=4",

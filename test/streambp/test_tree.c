@@ -291,12 +291,45 @@ static void golden_agrees(const char *name, size_t number) {
 }
 
 TEST(golden_models) {
-    static const char *const names[] = {
-        "gpt2",          "llama",         "llama-tied",  "llama-linear",   "llama3",       "qwen2",      "qwen2-yarn",
-        "qwen2-sliding", "qwen3",         "qwen3-yarn",  "mistral",        "mistral-full", "ministral3", "mixtral",
-        "gemma3",        "gemma3-linear", "gemma4",      "gemma4-e",       "olmo2",        "olmo3",      "glm4",
-        "glm4_moe",      "granite",       "phi3",        "smollm3",        "gpt_oss",      "qwen3_moe",  "qwen3_5",
-        "qwen3_5-yarn",  "qwen3_5-heads", "qwen3_5-one", "qwen3_5-linear", "qwen3_5-full", "qwen3_5_moe"};
+    static const char *const names[] = {"gpt2",
+                                        "llama",
+                                        "llama-tied",
+                                        "llama-linear",
+                                        "llama3",
+                                        "qwen2",
+                                        "qwen2-yarn",
+                                        "qwen2-sliding",
+                                        "qwen3",
+                                        "qwen3-yarn",
+                                        "mistral",
+                                        "mistral-full",
+                                        "ministral3",
+                                        "mixtral",
+                                        "gemma3",
+                                        "gemma3-linear",
+                                        "gemma4",
+                                        "gemma4-e",
+                                        "olmo2",
+                                        "olmo3",
+                                        "glm4",
+                                        "glm4_moe",
+                                        "granite",
+                                        "phi3",
+                                        "smollm3",
+                                        "gpt_oss",
+                                        "qwen3_moe",
+                                        "qwen3_5",
+                                        "qwen3_5-yarn",
+                                        "qwen3_5-heads",
+                                        "qwen3_5-one",
+                                        "qwen3_5-linear",
+                                        "qwen3_5-full",
+                                        "qwen3_5_moe",
+                                        "seed_oss",
+                                        "ernie4_5",
+                                        "hunyuan_v1_dense",
+                                        "qwen3_next",
+                                        "muse_glimmer"};
     for (size_t i = 0; i < COUNT_OF(names); i++) golden_agrees(names[i], i);
 }
 

@@ -17,6 +17,7 @@ static const char *const models[] = {
     TINY_GEMMA ",sliding_window=9,layer_types=ssf",
     TINY_HYBRID ",num_hidden_layers=3,layer_types=lf,linear_num_value_heads=4,tie_word_embeddings=true",
     TINY_SHARED,
+    TINY_BARE,
 };
 enum { MODELS = COUNT_OF(models), STAGES = 4 };
 
@@ -235,7 +236,10 @@ static Traffic formula(const Case *c, RunSettings settings) {
             ? (double)of->elements - (double)(group_elements(of, GROUP_EMBEDDING) + group_elements(of, GROUP_HEAD)) / 2
             : 0;
     const int twice = c->tiny.adapters && c->tiny.lora.outer[EMBEDDING].rank; // in backward with its adapter
-    const double again = twice ? embedding + (double)group_elements(of, GROUP_EMBEDDING) : 0;
+    const int trains = !c->tiny.adapters || lora_trains_embedding(&c->tiny.lora);
+    const int normed = m->config.family->outer_norms && trains; // backward of the norm of embeddings reads them
+    const double own = c->tiny.adapters ? (double)group_elements(of, GROUP_EMBEDDING) : 0;
+    const double again = (twice + normed) * (embedding + own);
     const double gathered = 2 * layers + embedding + head + (head_is_tied(m) ? embedding : 0) + 2 * adapters + again;
     Traffic t = {0};
     t.bytes[TRAFFIC_GRADIENTS] =

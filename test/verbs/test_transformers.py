@@ -5,8 +5,9 @@ the program, an empty folder.
 import json
 import os
 import shutil
+import subprocess
 
-from checks import GOLDEN, WORK, check, close, train
+from checks import GOLDEN, TRAIN, WORK, check, close, train
 from hybrid_trials import trials
 
 import torch
@@ -170,6 +171,21 @@ def beside_images(name, make, text, images):
     same_gradients(source, f"{out}-text")
 
 
+def whole_only(name):
+    """A family of which transformers has no class of the text model alone: folders have the rest, too."""
+    source, out = f"{GOLDEN}/{name}", f"{WORK}/{name}"
+    convert("--model", source, "--out", f"{out}.bin")
+    for options in (("--model", source), ("--model", f"{out}.bin", "--like", source)):
+        convert(*options, "--out", f"{out}-{len(options)}")
+        for file in ("config.json", "model.safetensors"):
+            check(f"{out}/{file}", open(f"{source}/{file}", "rb").read() == open(f"{out}-{len(options)}/{file}", "rb").read())
+    convert("--model", source, "--dtype", "bf16", "--out", f"{out}-bf16")
+    models = [AutoModelForImageTextToText.from_pretrained(f, dtype=torch.bfloat16).eval() for f in (source, f"{out}-bf16")]
+    check(f"{name}: logits in bf16", torch.equal(*map(logits, models)))
+    alone = subprocess.run([TRAIN, "convert", "--model", source, "--to", "text", "--out", f"{out}-text"], capture_output=True, text=True)
+    check(f"{name}: alone", alone.returncode == 1 and "has no class for the text model" in alone.stderr, alone.stderr)
+
+
 def further_layer():
     """A folder with a layer after the last one, in bf16 but for the router and its biases, comes back byte for byte."""
     source, out = f"{WORK}/further", f"{WORK}/further-out"
@@ -233,12 +249,15 @@ def mxfp4():
             check(f"mxfp4, every scale: {k}", torch.equal(ours_k.view(torch.int16), theirs.view(torch.int16)))
 
 
+WHOLE = ("muse_glimmer",)
 LIKE_OTHERS = () if os.environ.get("ALL_CASES") else (
     "qwen3_5-full", "qwen3_5-heads", "qwen3_5-linear", "qwen3_5-one")
-names = sorted(d for d in os.listdir(GOLDEN) if os.path.exists(f"{GOLDEN}/{d}/reference.safetensors") and d not in LIKE_OTHERS)
+names = sorted(d for d in os.listdir(GOLDEN) if os.path.exists(f"{GOLDEN}/{d}/reference.safetensors") and d not in LIKE_OTHERS + WHOLE)
 check("golden models", len(names) >= 9)
 for name in names:
     golden(name)
+for name in WHOLE:
+    whole_only(name)
 YARN4 = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 for name in ("llama", "llama-sharded", "qwen3"):  # of transformers 5, of 4, with a head_dim
     theta = AutoConfig.from_pretrained(f"{GOLDEN}/{name}").rope_parameters["rope_theta"]
@@ -297,6 +316,9 @@ for number, (family, keys) in enumerate((
         ("phi3", "partial_rotary_factor=0.75,sliding_window=6"), ("phi3", "tie_word_embeddings=true"),
         ("glm4", "head_dim=12,rope_type=yarn,factor=4,original_max_position_embeddings=32"), ("glm4", "attention_bias=false,head_dim=8"),
         ("gemma4", "layer_types=sf,head_dim=8,num_experts=4,num_experts_per_tok=2,moe_intermediate_size=8,hidden_size_per_layer_input=6"),
+        ("qwen3_next", f"head_dim=8,layer_types=lf,num_experts=4,num_experts_per_tok=2,moe_intermediate_size=8,mlp_only_layers=1,{LINEAR}"),
+        ("seed_oss", "head_dim=8,rope_type=yarn,factor=4"), ("hunyuan_v1_dense", "head_dim=8,rope_type=dynamic,alpha=100,attention_bias=true"),
+        ("ernie4_5", "head_dim=8,attention_bias=true"),
         ("granite", "embedding_multiplier=12,attention_multiplier=0.3,residual_multiplier=0.22,logits_scaling=0.4,mlp_bias=true"))):
     random_model(f"{family}-{number}", f"{family},{SMALL},num_key_value_heads=2,{keys}")
 random_model("biases", f"llama,{SMALL},attention_bias=true,mlp_bias=true,rope_theta=123456.7,rms_norm_eps=3e-7")
