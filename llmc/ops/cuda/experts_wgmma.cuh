@@ -6,6 +6,9 @@ rows come first, then rows of the same expert. Warp group 0 loads: a warp fills 
 STAGE_DEPTH of the summed dimension each, and runs ahead into the next tile. Three groups multiply, 64 rows each. Groups
 without rows in a tile wait.
 
+Two blocks are a cluster and compute neighbouring tiles. If these have the same rows, each block loads half of A, for
+both. So a stage is free when no warp of either block reads it. After the last tile a block may have one without rows.
+
     forward   A = x [192 rows, 64]       B = weight[e] [N rows, 64], sums along columns
     input     A = dout [192 rows, 64]    B = weight[e] [64 rows, N], sums along rows
 
@@ -26,6 +29,7 @@ Rows of the next expert in a tile are computed and not stored. Every run adds in
 constexpr unsigned MULTIPLYING = 3, TILE_ROWS = MULTIPLYING * GROUP_ROWS,
                    TILE_THREADS = (1 + MULTIPLYING) * GROUP_THREADS,
                    STORING_WARPS = MULTIPLYING * GROUP_THREADS / LANES;
+constexpr unsigned CLUSTER = 2, SHARE = GROUP_ROWS / CLUSTER; // blocks that share A; rows that one of them loads
 constexpr size_t STAGES_BYTES = 192 << 10, STAGE_DEPTH = PRODUCT_DEPTH;
 static_assert(STAGE_DEPTH == PANEL);
 
@@ -51,7 +55,7 @@ template <int N> struct TileMemory : TileSizes<N> {
     ResultTile *tile;   // [STAGES] the tile that a stage belongs to
     unsigned *before;   // [E + 1] row tiles of all experts before each
     TileBarrier *full;  // [STAGES] a stage is loaded
-    TileBarrier *empty; // [STAGES] no warp reads the stage any more
+    TileBarrier *empty; // [STAGES] no warp of the cluster reads the stage any more
 };
 
 template <int N> __device__ inline TileMemory<N> tile_memory() {
@@ -66,16 +70,17 @@ template <int N> __device__ inline TileMemory<N> tile_memory() {
 // Starts the barriers and counts the row tiles. All threads of the block.
 template <int N> __device__ inline void tiles_begin(const TileMemory<N> &m, const GroupedProduct &p) {
     if (threadIdx.x == 0) {
-        for (unsigned s = 0; s < m.STAGES; s++) barrier_start(m.full + s, 1), barrier_start(m.empty + s, STORING_WARPS);
+        for (unsigned s = 0; s < m.STAGES; s++)
+            barrier_start(m.full + s, 1), barrier_start(m.empty + s, CLUSTER * STORING_WARPS);
         barriers_started();
         m.before[0] = 0;
     }
     each_expert(p.first, p.E, TILE_ROWS,
                 [&](unsigned e, unsigned tiles, unsigned before) { m.before[e + 1] = before + tiles; });
-    __syncthreads();
+    cluster_sync();
 }
 
-// Returns tile `number`, of `columns` columns; *expert: its matrix.
+// Returns tile `number`, of `columns` columns, without rows after the last one; *expert: its matrix.
 template <int N>
 __device__ inline ResultTile tile_find(const TileMemory<N> &m, const GroupedProduct &p, unsigned number,
                                        unsigned columns, unsigned *expert) {
@@ -85,32 +90,41 @@ __device__ inline ResultTile tile_find(const TileMemory<N> &m, const GroupedProd
         const unsigned middle = (low + high) / 2;
         (m.before[middle] <= row ? low : high) = middle;
     }
-    const RowTile rows = tile_of(p.first, low, TILE_ROWS, row - m.before[low]);
     *expert = low;
+    if (row >= m.before[p.E]) return ResultTile{};
+    const RowTile rows = tile_of(p.first, low, TILE_ROWS, row - m.before[low]);
     return ResultTile{rows.begin, rows.rows, number % p.column_tiles * columns};
 }
 
-// Loads the stages of all tiles of the block. One warp. BOXES: equal parts of the matrix from which form "forward"
+// Calls each(number of the first tile) for all pairs of tiles of the cluster.
+template <int N, typename F> __device__ inline void each_pair(const TileMemory<N> &m, const GroupedProduct &p, F each) {
+    const unsigned count = m.before[p.E] * p.column_tiles;
+    for (unsigned pair = blockIdx.x / CLUSTER * CLUSTER; pair < count; pair += gridDim.x) each(pair);
+}
+
+// Loads the stages of all tiles of the block. One thread. BOXES: equal parts of the matrix from which form "forward"
 // takes columns
 template <ProductForm FORM, int N, int BOXES>
 __device__ inline void tiles_load(const TileMemory<N> &m, const GroupedProduct &p, const TensorMap *a_map,
                                   const TensorMap *b_map) {
     const size_t depth = FORM == PRODUCT_FORWARD ? p.C : p.OC;
+    const unsigned rank = cluster_rank();
     Turn turn = {};
-    for (unsigned number = blockIdx.x; number < m.before[p.E] * p.column_tiles; number += gridDim.x) {
+    each_pair(m, p, [&](unsigned pair) {
         unsigned expert;
-        const ResultTile tile = tile_find(m, p, number, N / BOXES, &expert);
-        const unsigned groups = (tile.rows + GROUP_ROWS - 1) / GROUP_ROWS;
+        const ResultTile tile = tile_find(m, p, pair + rank, N / BOXES, &expert);
+        const bool common = pair % p.column_tiles + 1 < p.column_tiles;
+        const unsigned rows = (tile.rows + GROUP_ROWS - 1) / GROUP_ROWS * GROUP_ROWS,
+                       step = common ? GROUP_ROWS : SHARE, set = common ? (1 << CLUSTER) - 1 : 1 << rank;
         for (size_t k = 0; k < depth; k += STAGE_DEPTH, turn_next<TileSizes<N>::STAGES>(turn)) {
             floatX *const a = m.stages + turn.stage * (m.A + m.B), *const b = a + m.A;
             TileBarrier *const full = m.full + turn.stage;
             barrier_wait(m.empty + turn.stage, turn.phase ^ 1);
-            if (!one_lane()) continue;
             m.tile[turn.stage] = tile;
-            barrier_expect(full, (unsigned)((groups * GROUP_ROWS * STAGE_DEPTH + m.B) * sizeof(floatX)));
-#pragma unroll
-            for (unsigned row = 0; row < TILE_ROWS; row += GROUP_ROWS)
-                if (row < tile.rows) panel_load(a + row * PANEL, a_map, full, k, tile.begin + row, 0);
+            barrier_expect(full, (unsigned)((rows * STAGE_DEPTH + (rows ? m.B : 0)) * sizeof(floatX)));
+            if (!rows) continue;
+            for (unsigned row = common ? rank * SHARE : 0; row < rows; row += step)
+                panel_multicast(a + row * PANEL, a_map, full, k, tile.begin + row, 0, set);
             if (FORM == PRODUCT_FORWARD)
                 for (unsigned box = 0; box < BOXES; box++)
                     panel_load(b + box * (N / BOXES) * PANEL, b_map, full, k, tile.column + box * (p.OC / BOXES),
@@ -119,7 +133,7 @@ __device__ inline void tiles_load(const TileMemory<N> &m, const GroupedProduct &
                 for (unsigned column = 0; column < N; column += PANEL)
                     panel_load(b + column * STAGE_DEPTH, b_map, full, tile.column + column, k, expert);
         }
-    }
+    });
 }
 
 // Adds a stage's product to c, 64 rows of the tile; first: begins with it.
@@ -170,15 +184,21 @@ __device__ inline void sums_store(floatX *out, size_t width, const float (*c)[4]
                   [&](float *to, unsigned j, unsigned half) { to[0] = c[j][half * 2], to[1] = c[j][half * 2 + 1]; });
 }
 
+// Frees a stage of this block and its loads in the other blocks, once all lanes of the warp came here.
+__device__ inline void stage_free(TileBarrier *empty) {
+    __syncwarp();
+    if (threadIdx.x % LANES < CLUSTER) barrier_arrive_at(empty, threadIdx.x % LANES);
+}
+
 // Multiplies the stages of all tiles of the block, and calls store(tile, its row, c, panel) for each warp's 16 rows.
 template <ProductForm FORM, int N, typename Store>
 __device__ inline void tiles_multiply(const TileMemory<N> &m, const GroupedProduct &p, unsigned group_row,
                                       Store store) {
-    const unsigned stages = tiles_in<STAGE_DEPTH>(FORM == PRODUCT_FORWARD ? p.C : p.OC), lane = threadIdx.x % LANES,
+    const unsigned stages = tiles_in<STAGE_DEPTH>(FORM == PRODUCT_FORWARD ? p.C : p.OC),
                    warp = threadIdx.x / LANES - GROUP_THREADS / LANES;
     Turn turn = {};
     float c[N / 8][4];
-    for (unsigned number = blockIdx.x; number < m.before[p.E] * p.column_tiles; number += gridDim.x) {
+    each_pair(m, p, [&](unsigned) {
         ResultTile tile = {};
         unsigned last = 0;
         for (unsigned i = 0; i < stages; i++, last = turn.stage, turn_next<TileSizes<N>::STAGES>(turn)) {
@@ -189,12 +209,12 @@ __device__ inline void tiles_multiply(const TileMemory<N> &m, const GroupedProdu
                 stage_multiply<FORM, N>(c, a, a + m.A, group_row, i == 0);
                 wgmma_wait<1>();
             }
-            if (i && lane == 0) barrier_arrive(m.empty + last);
+            if (i) stage_free(m.empty + last);
         }
         wgmma_wait<0>(c);
-        if (lane == 0) barrier_arrive(m.empty + last);
+        stage_free(m.empty + last);
         if (warp * 16 < tile.rows) store(tile, warp * 16, c, m.out + warp * m.OUT);
-    }
+    });
 }
 
 // Rounds from[2] to floatX. Two at once take one instruction.
@@ -234,17 +254,19 @@ __device__ inline void tiles_run(const GroupedProduct &p, const TensorMap *a_map
     const unsigned group = group_number();
     tiles_begin(m, p);
     if (group == 0) {
-        registers_give<24>();
-        if (threadIdx.x < LANES) tiles_load<FORM, N, BOXES>(m, p, a_map, b_map);
+        registers_give<32>();
+        if (threadIdx.x < LANES && one_lane()) tiles_load<FORM, N, BOXES>(m, p, a_map, b_map);
     } else {
         registers_take<160>();
         tiles_multiply<FORM>(m, p, (group - 1) * GROUP_ROWS, store);
     }
+    __syncwarp();
+    cluster_sync(); // the other block may still free stages here
 }
 #endif
 
 template <ProductForm FORM, int N>
-__global__ void __launch_bounds__(TILE_THREADS, 1)
+__global__ void CLUSTER_OF(CLUSTER) __launch_bounds__(TILE_THREADS, 1)
     experts_wgmma_kernel(GroupedProduct p, TENSOR_MAP a_map, TENSOR_MAP b_map) {
 #ifdef WGMMA_CODE
     const size_t width = FORM == PRODUCT_FORWARD ? p.OC : p.C;
@@ -256,7 +278,7 @@ __global__ void __launch_bounds__(TILE_THREADS, 1)
 }
 
 template <int N, int KIND>
-__global__ void __launch_bounds__(TILE_THREADS, 1)
+__global__ void CLUSTER_OF(CLUSTER) __launch_bounds__(TILE_THREADS, 1)
     experts_activate_kernel(GroupedProduct p, ActivatedRows to, TENSOR_MAP a_map, TENSOR_MAP b_map) {
 #ifdef WGMMA_CODE
     const size_t I = p.OC / 2;
@@ -288,21 +310,22 @@ static void wgmma_launch(GroupedProduct p, size_t rows, size_t boxes, F launch) 
     const size_t columns = (FORM == PRODUCT_FORWARD ? p.OC : p.C) / boxes, depth = FORM == PRODUCT_FORWARD ? p.C : p.OC;
     p.column_tiles = (unsigned)blocks_for(columns, N / boxes);
     const size_t tiles = most_row_tiles(rows, p.E, TILE_ROWS) * p.column_tiles;
-    const TensorMap a = tensor_map(p.a, TensorDims{depth, rows, 1, depth, depth}, GROUP_ROWS, 1),
+    const TensorMap a = tensor_map(p.a, TensorDims{depth, rows, 1, depth, depth}, SHARE, 1),
                     b = tensor_map(p.b, TensorDims{p.C, p.OC, p.E, p.C, p.OC * p.C},
                                    FORM == PRODUCT_FORWARD ? N / (unsigned)boxes : STAGE_DEPTH, 1);
-    launch(p, dim3((unsigned)min_size(tiles, multiprocessors())), a, b, TileSizes<N>::bytes(p.E));
+    const size_t clusters = min_size(blocks_for(tiles, CLUSTER), max_size(multiprocessors() / CLUSTER, 1));
+    launch(p, dim3((unsigned)clusters * CLUSTER), a, b, TileSizes<N>::bytes(p.E));
 }
 
 template <ProductForm FORM, int N> static void wgmma_product_launch(const GroupedProduct &p, size_t rows) {
     wgmma_launch<FORM, N>(p, rows, 1, [](GroupedProduct q, dim3 grid, TensorMap a, TensorMap b, size_t bytes) {
-        LAUNCH((experts_wgmma_kernel<FORM, N>), grid, TILE_THREADS, bytes)(q, a, b);
+        LAUNCH_CLUSTERS((experts_wgmma_kernel<FORM, N>), CLUSTER, grid, TILE_THREADS, bytes)(q, a, b);
     });
 }
 
-// Returns how many columns a tile has: of 128 and 192, what loads fewer elements. Loads bind, not products.
+// Returns how many columns a tile has: of 128 and 192, what loads fewer elements. Loads bind as much as products.
 static int tile_columns(size_t columns) {
-    const auto loaded = [=](size_t N) { return blocks_for(columns, N) * (TILE_ROWS + N); };
+    const auto loaded = [=](size_t N) { return blocks_for(columns, N) * (TILE_ROWS / CLUSTER + N); };
     return loaded(128) < loaded(192) ? 128 : 192;
 }
 
@@ -333,9 +356,10 @@ static bool wgmma_activated(const GroupedProduct &p, const ActivatedRows &to, Ac
     wgmma_launch<PRODUCT_FORWARD, 192>(
         p, rows, 2, [&](GroupedProduct q, dim3 grid, TensorMap a, TensorMap b, size_t bytes) {
             if (kind == ACTIVATION_SWIGLU)
-                LAUNCH((experts_activate_kernel<192, ACTIVATION_SWIGLU>), grid, TILE_THREADS, bytes)(q, to, a, b);
-            else
-                LAUNCH((experts_activate_kernel<192, ACTIVATION_GEGLU>), grid, TILE_THREADS, bytes)(q, to, a, b);
+                LAUNCH_CLUSTERS((experts_activate_kernel<192, ACTIVATION_SWIGLU>), CLUSTER, grid, TILE_THREADS, bytes)
+            (q, to, a, b);
+            else LAUNCH_CLUSTERS((experts_activate_kernel<192, ACTIVATION_GEGLU>), CLUSTER, grid, TILE_THREADS,
+                                 bytes)(q, to, a, b);
         });
     return true;
 #else
