@@ -221,9 +221,7 @@ __device__ inline void tiles_multiply(const TileMemory<N> &m, const GroupedProdu
 __device__ inline void pair_round(float *to, const float *from) {
     Pack<floatX, 2> pair;
     set_value(pair.x, from[0]), set_value(pair.x + 1, from[1]);
-    float wide[2];
-    read_wide<2>(wide, pair.x);
-    to[0] = wide[0], to[1] = wide[1];
+    to[0] = load(pair.x[0]), to[1] = load(pair.x[1]);
 }
 
 // Stores the activated rows, N / 2 columns, from the gates and ups in c. `first`: number of the first row
