@@ -24,12 +24,13 @@ pipes, barriers. Forward branches fall through; those around calls, or rows that
 taken. It knows no bank conflicts, no misses of the instruction cache, no other traffic: a floor, not a prediction.
 
 Where a kernel shares out registers (setmaxnreg), the first warp group goes where they are given, the others where they
-are taken, and then where their products or loads are. The first one fills stages of a pipeline (mbarrier, TMA). Waits of the others share out its fills in order,
-and its waits their arrivals, N waits later; arrivals between the others, or under a false predicate, are not told apart.
-A stage is complete --memory cycles after its load, and BYTES / 32 cycles after the stage before: the block's own bytes.
-Where a load is a multicast, arrivals also come from another multiprocessor, 180 cycles later. Blocks of a cluster are
-taken to be equal, so that one is simulated. Products of warp groups (wgmma) queue without limit. They take N / 2 cycles, more where they, other accesses and stages need over 128 bytes of
-shared memory a cycle.
+are taken, and then where their products or loads are. The first one fills stages of a pipeline (mbarrier, TMA). Waits
+of the others share out its fills in order, and its waits their arrivals, N waits later; arrivals between the others, or
+under a false predicate, are not told apart. A stage is complete --memory cycles after its load, and BYTES / 32 cycles
+after the stage before: the block's own bytes. Where a load is a multicast, arrivals also come from another
+multiprocessor, 180 cycles later. Blocks of a cluster are taken to be equal, so that one is simulated. Products of warp
+groups (wgmma) queue without limit. They take N / 2 cycles, more where they, other accesses and stages need over 128
+bytes of shared memory a cycle.
 """
 import argparse, fnmatch, os, subprocess, sys
 from cubins import compiled, cubin_of

@@ -277,7 +277,7 @@ inline unsigned next_ready(unsigned after) {
     for (unsigned t = 0; t < block.threads; t++)
         if (block.thread[t].state >= AT_BARRIER && block.thread[t].state != DONE) {
             a = t;
-            if (block.thread[t].state != AT_EVENT) break;
+            if ((block.thread[t].state == AT_EVENT) == (block.whole_cluster.arrived > 0)) break; // they may wait for it
         }
     for (unsigned t = 0; t < block.threads; t++)
         if (block.thread[t].state != block.thread[a].state || block.thread[t].line != block.thread[a].line) b = t;

@@ -13,7 +13,8 @@ both. So a stage is free when no warp of either block reads it. After the last t
     input     A = dout [192 rows, 64]    B = weight[e] [64 rows, N], sums along rows
 
 The activated product is a forward product of gates and ups. Its tile has N / 2 columns of each, so that one thread has
-both. It stores act(gate) up times the row's factor, rounded where the single ops round: the same bits.
+both; where gates and ups alternate (CLAMPED) it is a tile of forward, with biases. It stores act(gate) up times the
+row's factor, rounded where the single ops round: the same bits.
 
 Rows of the next expert in a tile are computed and not stored. Every run adds in the same order.
 */
@@ -33,10 +34,13 @@ constexpr unsigned CLUSTER = 2, SHARE = GROUP_ROWS / CLUSTER; // blocks that sha
 constexpr size_t STAGES_BYTES = 192 << 10, STAGE_DEPTH = PRODUCT_DEPTH;
 static_assert(STAGE_DEPTH == PANEL);
 
-// A tile of the result: its rows, its first column
+// A tile of the result: its rows, its first column, its matrix
 struct ResultTile {
-    unsigned begin, rows, column;
+    unsigned begin, rows, column, expert;
 };
+
+// Returns how many parts of an expert's matrix a tile takes columns from: gates and ups, unless they alternate.
+constexpr int boxes_of(int kind) { return kind == ACTIVATION_CLAMPED ? 1 : 2; }
 
 // Sizes of what a block has in shared memory, in elements
 template <int N> struct TileSizes {
@@ -80,20 +84,19 @@ template <int N> __device__ inline void tiles_begin(const TileMemory<N> &m, cons
     cluster_sync();
 }
 
-// Returns tile `number`, of `columns` columns, without rows after the last one; *expert: its matrix.
+// Returns tile `number`, of `columns` columns, without rows after the last one.
 template <int N>
 __device__ inline ResultTile tile_find(const TileMemory<N> &m, const GroupedProduct &p, unsigned number,
-                                       unsigned columns, unsigned *expert) {
+                                       unsigned columns) {
     const unsigned row = number / p.column_tiles;
     unsigned low = 0, high = p.E; // before[low] <= row < before[high]
     while (high - low > 1) {
         const unsigned middle = (low + high) / 2;
         (m.before[middle] <= row ? low : high) = middle;
     }
-    *expert = low;
     if (row >= m.before[p.E]) return ResultTile{};
     const RowTile rows = tile_of(p.first, low, TILE_ROWS, row - m.before[low]);
-    return ResultTile{rows.begin, rows.rows, number % p.column_tiles * columns};
+    return ResultTile{rows.begin, rows.rows, number % p.column_tiles * columns, low};
 }
 
 // Calls each(number of the first tile) for all pairs of tiles of the cluster.
@@ -111,8 +114,7 @@ __device__ inline void tiles_load(const TileMemory<N> &m, const GroupedProduct &
     const unsigned rank = cluster_rank();
     Turn turn = {};
     each_pair(m, p, [&](unsigned pair) {
-        unsigned expert;
-        const ResultTile tile = tile_find(m, p, pair + rank, N / BOXES, &expert);
+        const ResultTile tile = tile_find(m, p, pair + rank, N / BOXES);
         const bool common = pair % p.column_tiles + 1 < p.column_tiles;
         const unsigned rows = (tile.rows + GROUP_ROWS - 1) / GROUP_ROWS * GROUP_ROWS,
                        step = common ? GROUP_ROWS : SHARE, set = common ? (1 << CLUSTER) - 1 : 1 << rank;
@@ -128,10 +130,10 @@ __device__ inline void tiles_load(const TileMemory<N> &m, const GroupedProduct &
             if (FORM == PRODUCT_FORWARD)
                 for (unsigned box = 0; box < BOXES; box++)
                     panel_load(b + box * (N / BOXES) * PANEL, b_map, full, k, tile.column + box * (p.OC / BOXES),
-                               expert);
+                               tile.expert);
             else
                 for (unsigned column = 0; column < N; column += PANEL)
-                    panel_load(b + column * STAGE_DEPTH, b_map, full, tile.column + column, k, expert);
+                    panel_load(b + column * STAGE_DEPTH, b_map, full, tile.column + column, k, tile.expert);
         }
     });
 }
@@ -152,20 +154,22 @@ __device__ inline void stage_multiply(float (*c)[4], const floatX *a, const floa
 }
 
 // Stores N columns of the warp's 16 rows, clipped to rows x left, through a panel: eight lanes write 128 bytes.
-// pair(to, j, half): makes a lane's two results in columns 8 j to 8 j + 7 of its first or second row
-template <int N, typename Pair>
-__device__ inline void rows_store(floatX *out, size_t width, floatX *panel, unsigned rows, size_t left, Pair pair) {
+// A lane has W of every 4 W columns. make(to, j, half): makes its results in columns 4 W j to 4 W j + 4 W - 1 of its first
+// or second row
+template <int N, int W, typename Make>
+__device__ inline void rows_store(floatX *out, size_t width, floatX *panel, unsigned rows, size_t left, Make make) {
     const unsigned lane = threadIdx.x % LANES, column = lane % 8 * 8;
     const auto unit = [&](unsigned row, unsigned u) { return panel + row * PANEL + (u ^ row % 8) * 8; };
 #pragma unroll
     for (unsigned n = 0; n < N; n += PANEL) {
 #pragma unroll
-        for (unsigned i = 0; i < 16 && n + i / 2 * 8 < N; i++) {
-            float result[2];
-            Pack<floatX, 2> rounded;
-            pair(result, n / 8 + i / 2, i % 2);
-            set_value(rounded.x, result[0]), set_value(rounded.x + 1, result[1]);
-            pack_write(unit(lane / 4 + i % 2 * 8, i / 2) + lane % 4 * 2, rounded);
+        for (unsigned i = 0; i < PANEL / (2 * W) && n + i / 2 * 4 * W < N; i++) {
+            const unsigned to = (i / 2 * 4 + lane % 4) * W;
+            float result[W];
+            Pack<floatX, W> rounded;
+            make(result, n / (4 * W) + i / 2, i % 2);
+            for (int w = 0; w < W; w++) set_value(rounded.x + w, result[w]);
+            pack_write(unit(lane / 4 + i % 2 * 8, to / 8) + to % 8, rounded);
         }
         __syncwarp();
 #pragma unroll
@@ -180,8 +184,8 @@ __device__ inline void rows_store(floatX *out, size_t width, floatX *panel, unsi
 template <int N>
 __device__ inline void sums_store(floatX *out, size_t width, const float (*c)[4], floatX *panel, unsigned rows,
                                   size_t left) {
-    rows_store<N>(out, width, panel, rows, left,
-                  [&](float *to, unsigned j, unsigned half) { to[0] = c[j][half * 2], to[1] = c[j][half * 2 + 1]; });
+    rows_store<N, 2>(out, width, panel, rows, left,
+                     [&](float *to, unsigned j, unsigned half) { to[0] = c[j][half * 2], to[1] = c[j][half * 2 + 1]; });
 }
 
 // Frees a stage of this block and its loads in the other blocks, once all lanes of the warp came here.
@@ -224,6 +228,17 @@ __device__ inline void pair_round(float *to, const float *from) {
     to[0] = load(pair.x[0]), to[1] = load(pair.x[1]);
 }
 
+// Rounds sums, and adds the biases of their columns, of which `left` exist.
+template <int N> __device__ inline void sums_bias(float (*c)[4], const floatX *bias, size_t left) {
+    const unsigned column = threadIdx.x % 4 * 2;
+#pragma unroll
+    for (unsigned j = 0; j < N / 8; j++) {
+        if (j * 8 + column >= left) continue;
+        const Pack<floatX, 2> add = pack_read<2>(bias + j * 8 + column);
+        for (int i = 0; i < 4; i++) c[j][i] = load(store(c[j][i])) + load(add.x[i % 2]);
+    }
+}
+
 // Stores the activated rows, N / 2 columns, from the gates and ups in c. `first`: number of the first row
 template <int N, int KIND>
 __device__ inline void activated_store(const GroupedProduct &p, const ActivatedRows &to, const float (*c)[4],
@@ -233,16 +248,20 @@ __device__ inline void activated_store(const GroupedProduct &p, const ActivatedR
         const unsigned row = threadIdx.x % LANES / 4 + half * 8;
         factor[half] = to.factor && row < rows ? to.factor[to.source[first + row]] : 1.0f;
     }
-    const auto pair = [&](float *x, unsigned j, unsigned half) {
-        float up[2];
-        pair_round(x, c[j] + half * 2);
-        pair_round(up, c[N / 16 + j] + half * 2);
-        for (int i = 0; i < 2; i++) x[i] = activated<KIND>(x[i]) * up[i];
-        pair_round(x, x);
-        for (int i = 0; i < 2; i++) x[i] *= factor[half];
+    const auto make = [&](float *x, unsigned j, unsigned half) {
+        float both[2], up[2];
+        pair_round(both, c[j] + half * 2);
+        if constexpr (KIND == ACTIVATION_CLAMPED) {
+            x[0] = load(store(clamped(both[0], both[1], to.clamp))) * factor[half];
+        } else {
+            pair_round(up, c[N / 16 + j] + half * 2);
+            for (int i = 0; i < 2; i++) x[i] = activated<KIND>(both[i]) * up[i];
+            pair_round(x, x);
+            for (int i = 0; i < 2; i++) x[i] *= factor[half];
+        }
     };
     const size_t I = p.OC / 2;
-    rows_store<N / 2>(p.out + first * I + column, I, panel, rows, I - column, pair);
+    rows_store<N / 2, KIND == ACTIVATION_CLAMPED ? 1 : 2>(p.out + first * I + column, I, panel, rows, I - column, make);
 }
 
 // Runs the roles of the block's warp groups.
@@ -279,18 +298,18 @@ template <int N, int KIND>
 __global__ void CLUSTER_OF(CLUSTER) __launch_bounds__(TILE_THREADS, 1)
     experts_activate_kernel(GroupedProduct p, ActivatedRows to, TENSOR_MAP a_map, TENSOR_MAP b_map) {
 #ifdef WGMMA_CODE
+    constexpr int BOXES = boxes_of(KIND);
     const size_t I = p.OC / 2;
     const auto store = [&](const ResultTile &tile, unsigned row, float(*c)[4], floatX *panel) {
-        const size_t first = tile.begin + (size_t)row, left = I - tile.column;
+        const size_t first = tile.begin + (size_t)row, left = p.OC / BOXES - tile.column;
         const unsigned rows = tile.rows - row;
-        if (to.gate_up) {
-            floatX *const gate = to.gate_up + first * p.OC + tile.column;
-            sums_store<N / 2>(gate, p.OC, c, panel, rows, left);
-            sums_store<N / 2>(gate + I, p.OC, c + N / 16, panel, rows, left);
-        }
-        activated_store<N, KIND>(p, to, c, panel, first, rows, tile.column);
+        floatX *const gate = to.gate_up + first * p.OC + tile.column;
+        if (BOXES == 1 && to.bias) sums_bias<N>(c, to.bias + tile.expert * p.OC + tile.column, left);
+        if (to.gate_up) sums_store<N / BOXES>(gate, p.OC, c, panel, rows, left);
+        if (BOXES == 2 && to.gate_up) sums_store<N / 2>(gate + I, p.OC, c + N / 16, panel, rows, left);
+        activated_store<N, KIND>(p, to, c, panel, first, rows, tile.column * BOXES / 2);
     };
-    tiles_run<PRODUCT_FORWARD, N, 2>(p, &a_map, &b_map, store);
+    tiles_run<PRODUCT_FORWARD, N, BOXES>(p, &a_map, &b_map, store);
 #endif
 }
 
@@ -348,20 +367,22 @@ template <ProductForm FORM> static bool wgmma_product(const GroupedProduct &p, s
 }
 
 // Computes the activated product if these kernels are on and suit it. Returns whether they do.
-static bool wgmma_activated(const GroupedProduct &p, const ActivatedRows &to, ActivationKind kind, size_t rows) {
+static bool wgmma_activated(const GroupedProduct &p, ActivatedRows to, Activation activation, size_t rows) {
 #ifdef PRECISION_BF16
-    if (!wgmma_suits(p, p.C) || (kind != ACTIVATION_SWIGLU && kind != ACTIVATION_GEGLU)) return false;
-    wgmma_launch<PRODUCT_FORWARD, 192>(
-        p, rows, 2, [&](GroupedProduct q, dim3 grid, TensorMap a, TensorMap b, size_t bytes) {
-            if (kind == ACTIVATION_SWIGLU)
-                LAUNCH_CLUSTERS((experts_activate_kernel<192, ACTIVATION_SWIGLU>), CLUSTER, grid, TILE_THREADS, bytes)
-            (q, to, a, b);
-            else LAUNCH_CLUSTERS((experts_activate_kernel<192, ACTIVATION_GEGLU>), CLUSTER, grid, TILE_THREADS,
-                                 bytes)(q, to, a, b);
-        });
+    if (!wgmma_suits(p, p.C) || !wgmma_activates(activation.kind, to.bias != NULL)) return false;
+    to.clamp = clamp_of(activation);
+    const auto run = [&](auto KIND) {
+        wgmma_launch<PRODUCT_FORWARD, 192>(
+            p, rows, boxes_of(KIND), [&](GroupedProduct q, dim3 grid, TensorMap a, TensorMap b, size_t bytes) {
+                LAUNCH_CLUSTERS((experts_activate_kernel<192, KIND>), CLUSTER, grid, TILE_THREADS, bytes)(q, to, a, b);
+            });
+    };
+    if (activation.kind == ACTIVATION_SWIGLU) run(Width<ACTIVATION_SWIGLU>());
+    if (activation.kind == ACTIVATION_GEGLU) run(Width<ACTIVATION_GEGLU>());
+    if (activation.kind == ACTIVATION_CLAMPED) run(Width<ACTIVATION_CLAMPED>());
     return true;
 #else
-    return (void)p, (void)to, (void)kind, (void)rows, false;
+    return (void)p, (void)to, (void)activation, (void)rows, false;
 #endif
 }
 
