@@ -39,8 +39,8 @@ struct ResultTile {
     unsigned begin, rows, column, expert;
 };
 
-// Returns how many parts of an expert's matrix a tile takes columns from: gates and ups, unless they alternate.
-constexpr int boxes_of(int kind) { return kind == ACTIVATION_CLAMPED ? 1 : 2; }
+// Parts of an expert's matrix from which an activated tile takes columns: gates and ups, unless they alternate
+template <int KIND> constexpr int ACTIVATED_BOXES = KIND == ACTIVATION_CLAMPED ? 1 : 2;
 
 // Sizes of what a block has in shared memory, in elements
 template <int N> struct TileSizes {
@@ -154,8 +154,8 @@ __device__ inline void stage_multiply(float (*c)[4], const floatX *a, const floa
 }
 
 // Stores N columns of the warp's 16 rows, clipped to rows x left, through a panel: eight lanes write 128 bytes.
-// A lane has W of every 4 W columns. make(to, j, half): makes its results in columns 4 W j to 4 W j + 4 W - 1 of its first
-// or second row
+// A lane has W of every 4 W columns. make(to, j, half): makes its results in columns 4 W j to 4 W (j + 1) - 1 of its
+// first or second row
 template <int N, int W, typename Make>
 __device__ inline void rows_store(floatX *out, size_t width, floatX *panel, unsigned rows, size_t left, Make make) {
     const unsigned lane = threadIdx.x % LANES, column = lane % 8 * 8;
@@ -221,11 +221,14 @@ __device__ inline void tiles_multiply(const TileMemory<N> &m, const GroupedProdu
     });
 }
 
-// Rounds from[2] to floatX. Two at once take one instruction.
+// Rounds from[2] to floatX. Two at once take one instruction, and each of them one to become a float again.
 __device__ inline void pair_round(float *to, const float *from) {
     Pack<floatX, 2> pair;
+    uint32_t word;
     set_value(pair.x, from[0]), set_value(pair.x + 1, from[1]);
-    to[0] = load(pair.x[0]), to[1] = load(pair.x[1]);
+    memcpy(&word, &pair, sizeof(word));
+    const uint32_t bits[2] = {word << 16, word & 0xffff0000u};
+    memcpy(to, bits, sizeof(bits));
 }
 
 // Rounds sums, and adds the biases of their columns, of which `left` exist.
@@ -235,7 +238,8 @@ template <int N> __device__ inline void sums_bias(float (*c)[4], const floatX *b
     for (unsigned j = 0; j < N / 8; j++) {
         if (j * 8 + column >= left) continue;
         const Pack<floatX, 2> add = pack_read<2>(bias + j * 8 + column);
-        for (int i = 0; i < 4; i++) c[j][i] = load(store(c[j][i])) + load(add.x[i % 2]);
+        pair_round(c[j], c[j]), pair_round(c[j] + 2, c[j] + 2);
+        for (int i = 0; i < 4; i++) c[j][i] += load(add.x[i % 2]);
     }
 }
 
@@ -298,7 +302,7 @@ template <int N, int KIND>
 __global__ void CLUSTER_OF(CLUSTER) __launch_bounds__(TILE_THREADS, 1)
     experts_activate_kernel(GroupedProduct p, ActivatedRows to, TENSOR_MAP a_map, TENSOR_MAP b_map) {
 #ifdef WGMMA_CODE
-    constexpr int BOXES = boxes_of(KIND);
+    constexpr int BOXES = ACTIVATED_BOXES<KIND>;
     const size_t I = p.OC / 2;
     const auto store = [&](const ResultTile &tile, unsigned row, float(*c)[4], floatX *panel) {
         const size_t first = tile.begin + (size_t)row, left = p.OC / BOXES - tile.column;
@@ -373,7 +377,7 @@ static bool wgmma_activated(const GroupedProduct &p, ActivatedRows to, Activatio
     to.clamp = clamp_of(activation);
     const auto run = [&](auto KIND) {
         wgmma_launch<PRODUCT_FORWARD, 192>(
-            p, rows, boxes_of(KIND), [&](GroupedProduct q, dim3 grid, TensorMap a, TensorMap b, size_t bytes) {
+            p, rows, ACTIVATED_BOXES<KIND>, [&](GroupedProduct q, dim3 grid, TensorMap a, TensorMap b, size_t bytes) {
                 LAUNCH_CLUSTERS((experts_activate_kernel<192, KIND>), CLUSTER, grid, TILE_THREADS, bytes)(q, to, a, b);
             });
     };
