@@ -175,7 +175,7 @@ static size_t collectives_bytes(World w, int deals) {
     return world_ranks(w) > 1 ? (size_t)(NCCL_BYTES + (double)peers * NCCL_PEER_BYTES + rings * NCCL_RING_BYTES) : 0;
 }
 
-// Rates of kernels by Hopper's own instructions. dev/cuda/cycles.py finds 785 to 876 TFLOP/s for products of experts in
+// Rates of kernels by Hopper's own instructions. dev/cuda/cycles.py finds 765 to 876 TFLOP/s for products of experts in
 // full tiles, and 581, 676 and 611 for attention backward. A fifth more time is added as above. For attention the rate
 // in a pass is 0.87 of the rate alone, as measured forward (593 of 677).
 static const double wgmma_rates[1 + WGMMA_HEADS] = {650e12, 420e12, 490e12, 445e12};
