@@ -15,6 +15,7 @@ An object file needs cuobjdump. KERNEL: a name with patterns, 'delta_walk_kernel
     --some A:1                              a branch that only one warp of a scheduler does not take
     --off STG                               operations under a predicate that do nothing: of an output that is NULL
     --stages N --load BYTES                 of a pipeline that the first warp group loads: its stages, bytes of one
+    --own BYTES                             of a stage, if another block of the cluster sends the rest by multicast
     --memory CYCLES                         latency of global memory: 600, 300 where the L2 cache has all
     --branches  --waits                     lists forward branches on the path; where warps wait longest
 
@@ -23,11 +24,13 @@ pipes, barriers. Forward branches fall through; those around calls, or rows that
 taken. It knows no bank conflicts, no misses of the instruction cache, no other traffic: a floor, not a prediction.
 
 Where a kernel shares out registers (setmaxnreg), the first warp group goes where they are given, the others where they
-are taken, and then where their products or loads are. The first one fills stages of a pipeline (mbarrier, TMA). Waits of the others share out its fills in order,
-and its waits their arrivals, N waits later; arrivals between the others, or under a false predicate, are not told apart.
-A stage is complete --memory cycles after its load, and BYTES / 32 cycles after the stage before. Products of warp groups
-(wgmma) queue without limit. They take N / 2 cycles, more where they, other accesses and stages need over 128 bytes of
-shared memory a cycle.
+are taken, and then where their products or loads are. The first one fills stages of a pipeline (mbarrier, TMA). Waits
+of the others share out its fills in order, and its waits their arrivals, N waits later; arrivals between the others, or
+under a false predicate, are not told apart. A stage is complete --memory cycles after its load, and BYTES / 32 cycles
+after the stage before: the block's own bytes. Where a load is a multicast, arrivals also come from another
+multiprocessor, 180 cycles later. Blocks of a cluster are taken to be equal, so that one is simulated. Products of warp
+groups (wgmma) queue without limit. They take N / 2 cycles, more where they, other accesses and stages need over 128
+bytes of shared memory a cycle.
 """
 import argparse, fnmatch, os, subprocess, sys
 from cubins import compiled, cubin_of
@@ -95,7 +98,7 @@ def print_kernel(kernel, a):
         return
     some = {int(at, 16) // 16: int(n) for at, n in (x.split(":") for x in a.some.split(",") if x)}
     t = Timing(kernel, trips, a.grid or PROCESSORS, a.threads, a.shared, a.blocks, a.memory, take, first,
-               a.off.split(","), some, a.stages, a.load)
+               a.off.split(","), some, a.stages, a.load, a.own)
     print(f"  {t.blocks} blocks a multiprocessor ({t.limit}), {t.warps} warps a scheduler: a trip of loop "
           f"{main.number if main else '-'} takes {t.trip} cycles, {t.trip / CLOCK * 1e6:.2f} us; all of a block "
           f"{t.cycles}, {t.cycles / CLOCK * 1e6:.1f} us" + (f"; {t.waves:.2f} waves: {t.us:.1f} us" if a.grid else ""))
@@ -117,7 +120,7 @@ def main():
     p.add_argument("--write", action="store_true")
     p.add_argument("--branches", action="store_true")
     p.add_argument("--waits", action="store_true")
-    for name in ("grid", "threads", "shared", "blocks", "stages", "load"):
+    for name in ("grid", "threads", "shared", "blocks", "stages", "load", "own"):
         p.add_argument("--" + name, type=int, default=0)
     p.add_argument("--memory", type=int, default=600)
     for name in ("trips", "take", "take-first", "some", "off"):

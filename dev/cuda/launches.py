@@ -6,7 +6,7 @@ number of loops than `loops`, its trips are out of date, and the table says "sta
 import fnmatch, itertools, json, pathlib, re
 from cubins import ROOT, compiled, compiler_version
 from machine_code import Path, read_kernels
-from simulation import Timing, goes_around
+from simulation import PROCESSORS, Timing, goes_around
 
 n, C, HEADS, HD, FF, V, LOGITS = 4096, 4096, 32, 128, 12288, 151936, 2048
 HK, HV, CHANNELS, SEGMENT = 16, 32, 8192, 32  # of linear attention; blocks of 64 tokens
@@ -14,6 +14,7 @@ LAYER = 2 * C * HEADS * HD + 2 * C * 8 * HD + 3 * C * FF
 DRAM = 3.35e12  # bytes/s of an H100
 NORM_BLOCKS = 528
 ROWS, EXPERTS, C_EXPERTS, I_EXPERTS = 8 * 8192, 128, 2048, 768
+GPT_OSS, HALF = (4 * 8192, 32), (ROWS // 2, EXPERTS)  # rows and experts of gpt-oss-20b, and of half a chunk
 STREAM, WIDE_HEADS = 32768, 16  # tokens of whom the chunk is the last; heads of 512 elements, over 2 of keys
 PAIRS = n * (STREAM - n) + n * (n + 1) // 2  # of a query and a key that it sees
 MAIN = 0  # in trips: the main loop, whatever its number
@@ -22,12 +23,12 @@ MAIN = 0  # in trips: the main loop, whatever its number
 class Launch:
     """times: in a call of the op. trips: {loop: trips}. take, first: forward branches that are taken, in all trips or
     the first; patterns of what they go around, as --branches prints it, "pattern#2": the second. some: {pattern: warps
-    of a scheduler that do not}. loops: None if only MAIN has trips. stages, load: of a pipeline, see cycles.py"""
+    of a scheduler that do not}. loops: None if only MAIN has trips. stages, load, own: of a pipeline, see cycles.py"""
 
     def __init__(self, kernel, grid, threads, shared=0, trips=None, loops=1, times=1, take=(), some=None, first=(),
-                 stages=0, load=0):
+                 stages=0, load=0, own=0):
         self.kernel, self.grid, self.threads, self.shared, self.times = kernel, grid, threads, shared, times
-        self.stages, self.load = stages, load
+        self.stages, self.load, self.own = stages, load, own
         self.trips, self.loops, self.take, self.some, self.first = trips or {}, loops, take, some or {}, first
 
 
@@ -72,15 +73,22 @@ def grouped(form, width, out_width):
                     tiles * wide, 128, shared, {**search, MAIN: depth // deep}, len(search) + 1, take=take)])
 
 
-def grouped_wgmma(op, kernel, width, out_width):
-    """A row of a grouped product by wgmma. The last of three row tiles of an expert counts as whole"""
-    tile, deep = 192, 64
-    rows, columns, depth = (ROWS, width, out_width) if "input" in op else (ROWS, out_width, width)
-    tiles, stages = EXPERTS * -(-rows // EXPERTS // tile) * -(-columns // tile), depth // deep
-    size = 2 * ROWS * (width + out_width) + 2 * EXPERTS * width * out_width
-    return (op, f"[{out_width}, {width}], wgmma", size, 2 * ROWS * width * out_width / 570e6,
-            [Launch(kernel, 132, 512, 200000, {MAIN: tiles // 132, 10: stages, 13: stages}, 15, stages=4,
-                    load=2 * tile * deep * 2)])
+def grouped_wgmma(op, kernel, width, out_width, model=(ROWS, EXPERTS)):
+    """A row of a grouped product by wgmma: experts' whole tiles of 192 rows, and their last ones of 64 or 128"""
+    (rows, experts), tile, deep = model, 192, 64
+    columns, depth = (width, out_width) if "input" in op else (out_width, width)
+    across, stages, of_expert = -(-columns // tile), depth // deep, rows // experts
+    whole, groups = of_expert // tile, -(-(of_expert % tile) // deep)
+
+    def tiles(count, groups):
+        some = {} if groups == tile // deep else {"4 HGMMA": 1 + groups, r"\d+ STS, .*STG.*#1": 1 + groups}
+        trips = {MAIN: -(-experts * count * across // PROCESSORS), 10: stages, 13: stages, 14: groups}
+        return Launch(kernel, PROCESSORS, 512, 200000, trips, 16, some=some, stages=4,
+                      load=2 * deep * (groups * deep + tile), own=2 * deep * (groups * deep // 2 + tile))
+
+    size = 2 * rows * (width + out_width) + 2 * experts * width * out_width
+    return (op, f"[{out_width}, {width}], wgmma, {of_expert} rows", size, 2 * rows * width * out_width / 650e6,
+            [tiles(whole, tile // deep)] + ([tiles(1, groups)] if groups else []))
 
 
 def wide(kernel, rows, passing, loops, main, take):
@@ -108,6 +116,7 @@ def hopper_backward(HD, heads, key_heads, predicted, dkv, dq, take=()):
              hopper("dq_hopper_kernel<%d, false>", HD, heads, key_heads, *dq)])
 
 
+WGMMA = "experts_wgmma_kernel<(ProductForm)%d, 192>"
 WIDE = "attention_wide_%skernel<512, WideTiles{%s}%s>"
 NO_EDGE = ("27 others", "28 others")  # all keys of a tile are seen
 FORWARD = ("8 LDSM, 8 STG#2",)  # no transposed inverse
@@ -203,10 +212,18 @@ PASS = {
     ),
     "Qwen3-30B-A3B": [grouped(form, *widths) for form in range(3)
                       for widths in ((C_EXPERTS, 2 * I_EXPERTS), (I_EXPERTS, C_EXPERTS))] + [
-        grouped_wgmma("experts_forward", "experts_wgmma_kernel<(ProductForm)0, 192>", I_EXPERTS, C_EXPERTS),
+        grouped_wgmma("experts_forward", WGMMA % 0, I_EXPERTS, C_EXPERTS),
         grouped_wgmma("experts_activate", "experts_activate_kernel<192, 0>", C_EXPERTS, 2 * I_EXPERTS),
-        grouped_wgmma("experts_backward_input", "experts_wgmma_kernel<(ProductForm)1, 192>", C_EXPERTS, 2 * I_EXPERTS),
-        grouped_wgmma("experts_backward_input", "experts_wgmma_kernel<(ProductForm)1, 192>", I_EXPERTS, C_EXPERTS)],
+        grouped_wgmma("experts_backward_input", WGMMA % 1, C_EXPERTS, 2 * I_EXPERTS),
+        grouped_wgmma("experts_backward_input", WGMMA % 1, I_EXPERTS, C_EXPERTS),
+        grouped_wgmma("experts_forward", WGMMA % 0, I_EXPERTS, C_EXPERTS, HALF),
+        grouped_wgmma("experts_activate", "experts_activate_kernel<192, 0>", C_EXPERTS, 2 * I_EXPERTS, HALF),
+        grouped_wgmma("experts_backward_input", WGMMA % 1, C_EXPERTS, 2 * I_EXPERTS, HALF)],
+    "gpt-oss-20b, experts": [
+        grouped_wgmma("experts_forward", WGMMA % 0, 2880, 2880, GPT_OSS),
+        grouped_wgmma("experts_activate", "experts_activate_kernel<192, 3>", 2880, 5760, GPT_OSS),
+        grouped_wgmma("experts_backward_input", WGMMA % 1, 2880, 5760, GPT_OSS),
+        grouped_wgmma("experts_backward_input", WGMMA % 1, 2880, 2880, GPT_OSS)],
 }
 
 
@@ -228,7 +245,7 @@ def timing(kernel, launch):
     some = {x: matching(x) for x in launch.some}
     t = Timing(kernel, trips, launch.grid, launch.threads, launch.shared, take=set(sum(take, [])),
                take_first=set(sum(first, [])), some={i: launch.some[x] for x in some for i in some[x]},
-               stages=launch.stages, load=launch.load)
+               stages=launch.stages, load=launch.load, own=launch.own)
     t.stale = not all(take + first) or not all(some.values()) or launch.loops not in (None, len(kernel.loops))
     return t
 
@@ -288,6 +305,7 @@ HEAVIEST = ("delta_walk_kernelILi128E", "delta_walk_back_kernelILi128E", "delta_
             "attention_wide_dq_kernelILi512EXtl9WideTilesLi4ELi32ELi1EEELb0E",
             "attention_wide_kernelILi512EXtl9WideTilesLi2ELi32ELi1EEELb0E",
             "experts_wgmma_kernelIL11ProductForm0ELi192E", "experts_activate_kernelILi192ELi0E",
+            "experts_activate_kernelILi192ELi3E",
             "attention_dkv_hopper_kernelILi128E", "attention_dq_hopper_kernelILi128ELb0E",
             "attention_split_kernelILi128EXtl10SplitTilesLj4ELj1ELj2EEELb0E", "attention_received_kernelILi128E")
 MOST_GROWTH, LEAST, LEAST_NEW = 0.03, 50, 100  # instructions: of loops that are recorded, of new ones that are too many

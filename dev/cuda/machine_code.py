@@ -25,6 +25,7 @@ for pipe, cycles, latency, names in (
         ("lsu", 4, 25, "189:SHFL"),
         ("lsu", 4, 20, "185:ST 186:STG 187:STL"),
         ("lsu", 4, 25, "1a7:SYNCS 1b2:SYNCS"),
+        ("lsu", 4, 40, "18f:CCTL"),
         ("lsu", 4, None, "180:LD 181:LDG 18e:RED 1a8:ATOMG 1ae:LDGSTS"),  # None: the memory's
         ("tma", 4, 20, "1b4:UTMALDG 1b5:UTMASTG 1b7:UTMACMDFLUSH 1b9:UTMACCTL 1ba:UBLKCP"),
         ("constant", 4, 35, "119:S2R 182:LDC 1af:LDGDEPBAR 1c3:S2UR"),
@@ -70,7 +71,7 @@ class Instruction:
 
     def read_hopper(self, low, high):
         """kind: HGMMA's "last" of a group, "wait" for groups with at most `left` in flight; a barrier's "arrive",
-        "expect", "wait"; "give" or "take" of registers. threads: that a BAR counts, 0: the block's"""
+        "expect", "wait"; a load's "multicast"; "give" or "take" of registers. threads: that a BAR counts, 0: the block's"""
         self.kind, self.threads, self.key, form = "", 0, 0, low >> 9 & 7
         if self.name == "HGMMA":
             n = 8 * ((low >> 53 & 31) + 1)
@@ -81,6 +82,8 @@ class Instruction:
             self.kind, self.left = "wait" if high >> 16 & 1 else "", high >> 8 & 7
         elif self.name == "SYNCS" and low & 0x1FF == 0x1A7:
             self.kind = "wait" if high >> 8 & 1 else "arrive" if high >> 20 & 1 else "expect"
+        elif self.name == "UTMALDG":
+            self.kind = "multicast" if form == 1 else ""
         elif self.name == "USETMAXREG":
             self.kind = "give" if high >> 8 & 1 else "take"
         elif self.name == "BAR":

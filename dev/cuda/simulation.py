@@ -4,6 +4,7 @@ from machine_code import LOADS, NONE, PIPES, Path
 
 CLOCK, PROCESSORS, SCHEDULERS = 1.755e9, 132, 4  # of an H100
 L2, PORT = 32, 128  # bytes a cycle: of the L2 cache for each multiprocessor, of shared memory
+REMOTE = 180  # cycles until a barrier of another multiprocessor counts an arrival (arXiv 2402.13499 measures this latency)
 SHARED = ("LDS", "LDSM", "STS", "STSM")
 READ, BARRIER, QUEUE = 12, 20, 64  # cycles: until operands are read, a barrier, work that waits at a queued pipe
 SPREAD = 512  # cycles over which reads and writes of shared memory spread
@@ -14,10 +15,11 @@ SAMPLED_GROUPS = 16  # the same, of a kernel whose warp groups have roles
 
 class Block:
     """What warps of a block wait for. waiting: {barrier: warps that have come}. fills: when each stage that the loader
-    fills is complete. stages: of the pipeline. load: bytes of a stage"""
+    fills is complete. stages: of the pipeline. load, own: bytes of a stage; those that this block loads. The other
+    blocks of a cluster do the same at the same time"""
 
-    def __init__(self, stages, load):
-        self.stages, self.load, self.warps, self.waiting, self.fills = stages, load, [], {}, []
+    def __init__(self, stages, load, own):
+        self.stages, self.load, self.own, self.warps, self.waiting, self.fills = stages, load, own, [], {}, []
 
     def loader(self):
         return next((w for w in self.warps if w.loads), None)
@@ -37,11 +39,11 @@ class Block:
         for other in self.warps if warp.waited >= self.stages else ():
             n = -(-(warp.waited - self.stages + 1) * other.count["arrive"] // warp.count["wait"])
             times.append(None if n > len(other.freed) else other.freed[n - 1] if n and other is not loader else 0)
-        return None if None in times else max(times)
+        return None if None in times else max(times) + (REMOTE if loader.multicast else 0)
 
     def loaded(self, done):
         before = self.fills[-2] if len(self.fills) > 1 else 0
-        self.fills[-1] = max(done, (before or 0) + self.load // L2)
+        self.fills[-1] = max(done, (before or 0) + self.own // L2)
 
     def meet(self, x, warp, now):
         """warp comes to barrier x: the last one lets all go on"""
@@ -62,6 +64,7 @@ class Warp:
         self.boards = [[] for _ in range(6)]  # when what they wait for is done
         self.groups, self.waited, self.freed = [], 0, []  # of products: when they end; waits so far; freed stages: when
         self.loads = sum(x.name in LOADS for x in path)
+        self.multicast = any(x.name in LOADS and x.kind == "multicast" for x in path)
         self.products = any(x.name in ("HMMA", "HGMMA") for x in path)
         self.count = collections.Counter(x.kind for x in path if x.name == "SYNCS")
         block.warps.append(self)
@@ -124,10 +127,10 @@ class Warp:
                 free["port"] = max(free["port"], now) + self.block.load // PORT
 
 
-def simulate(paths, blocks, memory, stages=0, load=0):
+def simulate(paths, blocks, memory, stages=0, load=0, own=0):
     """Cycles until all warps of a scheduler, of so many blocks, are through their paths; waits of the last warp"""
     free, now, turn = dict.fromkeys((*PIPES, "port"), 0), 0, 0
-    of_block = [Block(stages, load) for _ in range(blocks)]
+    of_block = [Block(stages, load, own or load) for _ in range(blocks)]
     alive = [Warp(of_block[w * blocks // len(paths)], path) for w, path in enumerate(paths)]
     while alive:
         best = None
@@ -177,10 +180,10 @@ def idle(x):
 class Timing:
     """A launch: blocks (of a multiprocessor), limit, warps (of a scheduler), trip, cycles (of all trips), waves, us,
     waits, flops (of matrix products, in a multiprocessor's trip). some: {branch: warps of a scheduler that do not take
-    it}. stages, load: of a pipeline whose first warp group loads (Block)"""
+    it}. stages, load, own: of a pipeline whose first warp group loads (Block)"""
 
     def __init__(self, kernel, trips, grid, threads, shared=0, blocks=0, memory=600, take=(), take_first=(), off=(),
-                 some=None, stages=0, load=0):
+                 some=None, stages=0, load=0, own=0):
         self.blocks, self.limit = occupancy(kernel, threads, shared)
         self.blocks = blocks or min(self.blocks, -(-grid // PROCESSORS))
         self.warps = max(1, self.blocks * -(-threads // 32) // SCHEDULERS)
@@ -199,7 +202,7 @@ class Timing:
                               for x in (kernel.code[i] for i in path.indices)])
             paths = (paths * self.blocks)[:self.warps]
             flops[t] = sum(x.flops for path in paths for x in path)
-            simulated[t], self.waits = simulate(paths, min(self.blocks, self.warps), memory, stages, load)
+            simulated[t], self.waits = simulate(paths, min(self.blocks, self.warps), memory, stages, load, own)
         top, low = max(simulated), min(simulated)
         self.trip, self.flops = simulated[top], flops[top]
         if n > 1:

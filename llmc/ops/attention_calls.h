@@ -111,6 +111,11 @@ static int wgmma_takes_head(size_t HD) {
     return 0;
 }
 
+// Tells whether Hopper's kernel for experts_activate, where it is on, takes this activation, with biases or without.
+static int wgmma_activates(ActivationKind kind, int biased) {
+    return kind == ACTIVATION_CLAMPED || (kind != ACTIVATION_GELU && !biased);
+}
+
 // Tells whether cuDNN takes heads of this width on any card.
 static int cudnn_has_head(size_t HD) { return HD % 8 == 0 && HD <= 256; }
 

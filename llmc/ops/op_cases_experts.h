@@ -264,7 +264,7 @@ static Dim gates_and_ups(Dim d, ActivationKind kind) {
     return dim_of(d.size * width, count, at);
 }
 
-// Runs the op. joined: rows are weighed by their token's factor; back: gate_up stays
+// Runs the op. joined: rows are weighed by their token's factor; bias: experts have biases; back: gate_up stays
 static void case_experts_activate(const OpShape *s) {
     products_begin(s);
     const size_t E = s->router.E, width = activation_width(s->activation.kind, 1);
@@ -274,10 +274,11 @@ static void case_experts_activate(const OpShape *s) {
     Tensor *weight = tensor_in("weight", of_experts(H, E), C), *out = tensor_out("out", N, I);
     Tensor *gate_up = tensor_make(s->back ? TENSOR_WRITTEN : TENSOR_SCRATCH, "gate_up", check.ops->stored, N, H);
     Tensor *factor = s->joined ? tensor_make(TENSOR_READ, "factor", check.ops->summed, N, all_of(1)) : NULL;
+    Tensor *bias = s->bias ? tensor_in("bias", all_of(E), H) : NULL;
     sums_of(s->C, 0);
-    CHECK(experts_activate, of(out), of(gate_up), of(x), of(weight), of(factor), of(first), of(source), s->n, E, len(C),
-          len(I), s->activation, s->back);
-    if (s->back) expect(gate_up, 1, sqrt((double)s->C));
+    CHECK(experts_activate, of(out), of(gate_up), of(x), of(weight), of(bias), of(factor), of(first), of(source), s->n,
+          E, len(C), len(I), s->activation, s->back);
+    if (s->back) expect(gate_up, s->bias ? 2 : 1, sqrt((double)s->C));
     const int clamped = s->activation.kind == ACTIVATION_CLAMPED && check.ops->stored == DTYPE_BF16;
     expect(out, 6, fmax((double)s->C, clamped ? 33 * s->activation.limit : 0)); // of rounded sums; clamped: ups + 1
 }

@@ -529,17 +529,18 @@ OP(void, experts_forward, (Stored *out, const Stored *x, const Stored *weight, c
    (out, x, weight, first, rows, E, C, OC, accumulate),
    TENSOR(out, rows * OC, STORED) TENSOR(x, rows * C, STORED) TENSOR(weight, E * OC * C, STORED)
    TENSOR(first, E + 1, sizeof(int32_t)) COUNT(dry_experts(rows, E, C, OC, (double)dry.stored)))
-// experts_forward, activation_forward and, with factor[n,k] (may be NULL), route_weigh in one, with the same bits:
-// gate_up[rows,H] = x[rows,C] weight[E,H,C][e]^T, H = activation_width(I), out[rows,I] = factor act(gate_up). keep 0:
-// contents of gate_up do not matter afterwards
-OP(void, experts_activate, (Stored *out, Stored *gate_up, const Stored *x, const Stored *weight, const Summed *factor,
-                            const int32_t *first, const int32_t *source, size_t rows, size_t E, size_t C, size_t I,
-                            Activation activation, int keep),
-   (out, gate_up, x, weight, factor, first, source, rows, E, C, I, activation, keep),
+// experts_forward, with bias[E,H] (may be NULL) experts_bias_forward, activation_forward and, with factor[n,k] (may be
+// NULL), route_weigh in one, with the same bits: gate_up[rows,H] = x[rows,C] weight[E,H,C][e]^T + bias[e],
+// H = activation_width(I), out[rows,I] = factor act(gate_up). keep 0: contents of gate_up do not matter afterwards
+OP(void, experts_activate, (Stored *out, Stored *gate_up, const Stored *x, const Stored *weight, const Stored *bias,
+                            const Summed *factor, const int32_t *first, const int32_t *source, size_t rows, size_t E,
+                            size_t C, size_t I, Activation activation, int keep),
+   (out, gate_up, x, weight, bias, factor, first, source, rows, E, C, I, activation, keep),
    TENSOR(out, rows * I, STORED) TENSOR(gate_up, rows * activation_width(activation.kind, I), STORED)
    TENSOR(x, rows * C, STORED) TENSOR(weight, E * activation_width(activation.kind, I) * C, STORED)
+   TENSOR(bias, E * activation_width(activation.kind, I), STORED)
    TENSOR(factor, rows, SUMMED) TENSOR(first, E + 1, sizeof(int32_t)) TENSOR(source, rows, sizeof(int32_t))
-   COUNT(dry_activated(rows, E, C, I, activation, factor != NULL)))
+   COUNT(dry_activated(rows, E, C, I, activation, bias != NULL, factor != NULL, keep)))
 // experts_forward with weight = the dequantised record of [E * OC,C]. Records of experts without rows are not read.
 // Meant for few tokens
 OP(void, experts_forward_quantised, (Stored *out, const Stored *x, const void *record, const QuantFormat *format,

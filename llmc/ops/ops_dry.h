@@ -32,6 +32,7 @@ enum { OP_COUNTS = sizeof(OpCounts) / sizeof(double) };
 typedef struct {
     double experts, experts_weight; // experts' products, and those that make gradients of weights: / other products
     double backward[WGMMA_HEADS];   // backward with heads of wgmma_heads[i] by Hopper's kernels: / our other kernels
+    int activates;                  // one kernel computes experts_activate, where its tiles suit the activation
 } KernelRates;
 
 typedef struct {
@@ -99,24 +100,33 @@ static void dry_product(size_t n, size_t C, size_t OC, size_t matrix) {
     dry_product_of(n, C, OC, (double)(C * OC * matrix), 1);
 }
 
-// Counts a product of rows with their experts' matrices. matrix: bytes per element; rate: see KernelRates. Rows may use
-// all experts. They leave half of a tile of EXPERTS_TILE rows empty per expert.
-static void dry_experts_at(double rate, size_t rows, size_t E, size_t C, size_t OC, double matrix) {
+// Counts a product of rows with their experts' matrices. matrix: bytes per element; more: bytes besides, negative where
+// results are not written; rate: see KernelRates. Rows may use all experts. They leave half of a tile of EXPERTS_TILE
+// rows empty per expert.
+static void dry_experts_at(double rate, size_t rows, size_t E, size_t C, size_t OC, double matrix, double more) {
     const double used = (double)min_size(rows, E), tiles = (double)rows + used * (double)(EXPERTS_TILE / 2);
-    dry_product_of(rows, C, OC, used * (double)(C * OC) * matrix,
+    dry_product_of(rows, C, OC, used * (double)(C * OC) * matrix + more,
                    tiles / (double)max_size(rows, 1) / (rate > 0 ? rate : 1));
 }
 static void dry_experts(size_t rows, size_t E, size_t C, size_t OC, double matrix) {
-    dry_experts_at(dry.rates.experts, rows, E, C, OC, matrix);
+    dry_experts_at(dry.rates.experts, rows, E, C, OC, matrix, 0);
 }
 static void dry_experts_weight(size_t rows, size_t E, size_t C, size_t OC) {
-    dry_experts_at(dry.rates.experts_weight, rows, E, C, OC, 2 * (double)dry.summed);
+    dry_experts_at(dry.rates.experts_weight, rows, E, C, OC, 2 * (double)dry.summed, 0);
 }
 
-// Counts a product, the activation of its rows and, if they are weighed, their factors.
-static void dry_activated(size_t rows, size_t E, size_t C, size_t I, Activation activation, int weighed) {
+// Counts a product, the biases and the activation of its rows and, if they are weighed, their factors.
+static void dry_activated(size_t rows, size_t E, size_t C, size_t I, Activation activation, int biased, int weighed,
+                          int keep) {
     const size_t H = activation_width(activation.kind, I);
+    const double kept = keep ? 0 : (double)H;
+    if (dry.rates.activates && wgmma_activates(activation.kind, biased)) {
+        dry_experts_at(dry.rates.experts, rows, E, C, H, (double)dry.stored,
+                       (double)rows * ((double)I - kept) * (double)dry.stored);
+        return;
+    }
     dry_experts(rows, E, C, H, (double)dry.stored);
+    if (biased) dry_move(2 * rows * H, dry.stored);
     dry_move(rows * (H + I), dry.stored);
     if (weighed) dry_move(2 * rows * I, dry.stored);
 }

@@ -225,11 +225,13 @@ static void reference_experts_forward(double *out, const double *x, const double
 }
 
 static void reference_experts_activate(double *out, double *gate_up, const double *x, const double *weight,
-                                       const double *factor, const int32_t *first, const int32_t *source, size_t rows,
-                                       size_t E, size_t C, size_t I, Activation activation, int keep) {
+                                       const double *bias, const double *factor, const int32_t *first,
+                                       const int32_t *source, size_t rows, size_t E, size_t C, size_t I,
+                                       Activation activation, int keep) {
     const size_t H = activation_width(activation.kind, I);
     double *product = keep ? gate_up : (double *)checked_calloc(rows * H, sizeof(double), "gates and ups of experts");
     reference_experts_forward(product, x, weight, first, rows, E, C, H, 0);
+    if (bias) reference_experts_bias_forward(product, bias, NULL, first, source, rows, E, H);
     reference_activation_forward(out, product, activation, rows, I);
     if (factor) reference_route_weigh(out, out, factor, source, rows, I);
     if (!keep) free(product);

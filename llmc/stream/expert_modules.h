@@ -74,10 +74,10 @@ static void expert_activate(const Visit *v, ExpertRows rows, const Summed *facto
     const StreamBP *s = v->s;
     const Shapes *d = &v->layer->shape;
     const CodedMatrix m = coded_matrix(&s->memory, v->w, v->w.offset[EXPERTS_GATE_UP]);
-    if (!m.record && !stack_of(v, EXPERTS_GATE_UP).part && !weight_of(v, EXPERTS_GATE_UP_BIAS)) {
+    if (!m.record && !stack_of(v, EXPERTS_GATE_UP).part) {
         s->ops->experts_activate(out, gate_up, x, m.floats ? (const Stored *)m.floats : weight_of(v, EXPERTS_GATE_UP),
-                                 factor, rows.first, rows.source, rows.count, d->router.E, d->C, d->I, d->activation,
-                                 keep);
+                                 weight_of(v, EXPERTS_GATE_UP_BIAS), factor, rows.first, rows.source, rows.count,
+                                 d->router.E, d->C, d->I, d->activation, keep);
         return;
     }
     expert_forward(v, EXPERTS_GATE_UP, rows, NULL, gate_up, x);

@@ -19,6 +19,8 @@ What a wrong kernel does here:
                                        launched: tests compare the results with those of launches
     a copy to the host while recording a message names the op
 
+Blocks of a cluster run together: their threads follow each other, the first block's first.
+
 GRAPH_FAULT=1: no graph can be made of what was recorded.
 
 Hopper's own instructions: wgmma_on_cpu.h. It cannot show: lane layouts of the matrix instructions other than those
@@ -72,7 +74,7 @@ inline dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace cuda_on_cpu {
 
-constexpr unsigned LANES = 32, MOST_THREADS = 1024, MOST_SHARED = 16,
+constexpr unsigned LANES = 32, MOST_THREADS = 1024, MOST_SHARED = 32, MOST_BLOCKS = 4,
                    BROUGHT = 16; // bytes a lane brings to a warp operation
 constexpr size_t STACK = (size_t)512 << 10, GUARD = (size_t)64 << 10;
 
@@ -114,16 +116,25 @@ struct Warp {
 
 struct SharedArray {
     const void *site; // address of the declaration in the source
+    unsigned rank;    // of its block in the cluster
     void *memory;
     size_t bytes;
 };
 
+struct Barrier {
+    unsigned arrived, thread; // threads that have come; the first of them
+};
+
+// A block, or the blocks of a cluster
 struct Block {
     const char *kernel;
     void (*body)(const void *arguments);
     const void *arguments;
-    unsigned threads, arrived, done, running;
-    unsigned barrier_thread; // the first to reach the barrier
+    unsigned threads, done, running;             // threads: of all blocks together
+    unsigned blocks, size, first;                // blocks; threads of one; number of the first one
+    unsigned ended[MOST_BLOCKS];                 // threads of each that have ended
+    bool met, written[MOST_BLOCKS];              // the cluster met; since then others wrote to a block
+    Barrier barrier[MOST_BLOCKS], whole_cluster; // of each block; of all
     size_t dynamic_bytes;
     Thread thread[MOST_THREADS];
     Warp warp[MOST_THREADS / LANES];
@@ -139,7 +150,7 @@ inline int reverse; // order of threads and of blocks: last to first
 
 // Hooks of wgmma_on_cpu.h. when_stuck: no thread can go on; returns whether one can now. when_block_ends: checks
 inline bool (*when_stuck)();
-inline void (*when_block_ends)();
+inline void (*when_block_ends)(unsigned rank);
 inline size_t group_products; // products of warp groups so far
 
 // ---- switching ------------------------------------------------------------------------------------------------------
@@ -191,9 +202,10 @@ inline void switch_fiber(Fiber *from, Fiber *to) {
 }
 
 [[noreturn]] inline void fail(const char *what, unsigned a, int line_a, const char *and_b, unsigned b, int line_b) {
-    fprintf(stderr, "cuda_on_cpu: kernel %s, block (%u, %u, %u): %s: thread %u at line %d", block.kernel, blockIdx.x,
-            blockIdx.y, blockIdx.z, what, a, line_a);
-    if (and_b) fprintf(stderr, ", %s thread %u at line %d", and_b, b, line_b);
+    fprintf(stderr, "cuda_on_cpu: kernel %s, block (%u, %u, %u): %s: thread %u at line %d", block.kernel,
+            block.first + a / block.size, blockIdx.y, blockIdx.z, what, a % block.size, line_a);
+    if (and_b) fprintf(stderr, ", %s thread %u at line %d", and_b, b % block.size, line_b);
+    if (and_b && a / block.size != b / block.size) fputs(" of another block of the cluster", stderr);
     fputc('\n', stderr);
     abort();
 }
@@ -201,10 +213,12 @@ inline void switch_fiber(Fiber *from, Fiber *to) {
 inline unsigned in_order(unsigned i) { return reverse ? block.threads - 1 - i : i; }
 
 inline void enter(unsigned t) { // t runs from here on
+    const unsigned own = t % block.size;
     block.running = t;
-    threadIdx.x = t % blockDim.x;
-    threadIdx.y = t / blockDim.x % blockDim.y;
-    threadIdx.z = t / blockDim.x / blockDim.y;
+    blockIdx.x = block.first + t / block.size;
+    threadIdx.x = own % blockDim.x;
+    threadIdx.y = own / blockDim.x % blockDim.y;
+    threadIdx.z = own / blockDim.x / blockDim.y;
     block.thread[t].state = READY;
 }
 
@@ -263,7 +277,7 @@ inline unsigned next_ready(unsigned after) {
     for (unsigned t = 0; t < block.threads; t++)
         if (block.thread[t].state >= AT_BARRIER && block.thread[t].state != DONE) {
             a = t;
-            if (block.thread[t].state != AT_EVENT) break;
+            if ((block.thread[t].state == AT_EVENT) == (block.whole_cluster.arrived > 0)) break; // they may wait for it
         }
     for (unsigned t = 0; t < block.threads; t++)
         if (block.thread[t].state != block.thread[a].state || block.thread[t].line != block.thread[a].line) b = t;
@@ -300,23 +314,31 @@ inline void give_way(unsigned from_place) {
 
 inline unsigned shard_offset(unsigned t) { return reverse ? block.threads - 1 - t : t; }
 
-inline void barrier(int line) {
-    unsigned self = block.running, i;
+inline unsigned rank() { return block.running / block.size; } // of this thread's block in its cluster
+
+// Returns once the `count` threads from `first` on are at the barrier.
+inline void barrier_meet(Barrier *b, unsigned first, unsigned count, int line) {
+    const unsigned self = block.running;
     Thread *t = &block.thread[self];
-    if (!block.arrived)
-        block.barrier_thread = self;
-    else if (block.thread[block.barrier_thread].line != line)
-        fail("waits at one barrier while others wait at another", self, line, "such as", block.barrier_thread,
-             block.thread[block.barrier_thread].line);
+    if (!b->arrived)
+        b->thread = self;
+    else if (block.thread[b->thread].line != line)
+        fail("waits at one barrier while others wait at another", self, line, "such as", b->thread,
+             block.thread[b->thread].line);
     t->state = AT_BARRIER, t->line = line;
-    if (++block.arrived < block.threads) {
+    if (++b->arrived < count) {
         give_way(shard_offset(self));
         return;
     }
-    block.arrived = 0;
-    for (i = 0; i < block.threads; i++) block.thread[i].state = READY;
+    b->arrived = 0;
+    if (b == &block.whole_cluster) {
+        block.met = true;
+        for (bool &written : block.written) written = false;
+    }
+    for (unsigned i = 0; i < count; i++) block.thread[first + i].state = READY;
     give_way(block.threads - 1); // the first thread goes on first
 }
+inline void barrier(int line) { barrier_meet(&block.barrier[rank()], rank() * block.size, block.size, line); }
 
 // Brings `bytes` of this lane to its warp; returns once all lanes in mask have done so. The returned set stays valid
 // until the next but one operation. last: called by the last lane to arrive, before any goes on.
@@ -359,6 +381,7 @@ inline unsigned char (*warp_meet(unsigned mask, const void *value, size_t bytes,
         block.body(block.arguments);
         self = block.running;
         block.thread[self].state = DONE, block.thread[self].line = 0;
+        if (++block.ended[rank()] == block.size && when_block_ends) when_block_ends(rank());
         if (++block.done == block.threads) {
             pool_free[pool_free_count++] = (unsigned)(mine - pool);
             switch_fiber(mine, &block.home);
@@ -379,53 +402,55 @@ inline unsigned char (*warp_meet(unsigned mask, const void *value, size_t bytes,
 // ---- shared memory: begins as NaN for every block -------------------------------------------------------------------
 inline void *shared_array(const void *site, size_t bytes) {
     for (unsigned i = 0; i < block.shared_count; i++)
-        if (block.shared[i].site == site) return block.shared[i].memory;
+        if (block.shared[i].site == site && block.shared[i].rank == rank()) return block.shared[i].memory;
     if (block.shared_count == MOST_SHARED) abort();
     SharedArray *array = &block.shared[block.shared_count++];
-    array->site = site, array->bytes = bytes;
+    array->site = site, array->rank = rank(), array->bytes = bytes;
     if (posix_memalign(&array->memory, 1024, bytes ? bytes : 1)) abort();
     memset(array->memory, 0xff, bytes);
     return array->memory;
 }
 
 // ---- launching ------------------------------------------------------------------------------------------------------
-inline void run_block() {
+inline void run_blocks() { // of one cluster
     unsigned first;
     for (unsigned t = 0; t < block.threads; t++) {
         block.thread[t].state = UNSTARTED, block.thread[t].fiber = NULL;
         block.thread[t].fetch_count = block.thread[t].groups = 0;
     }
     for (unsigned w = 0; w * LANES < block.threads; w++) block.warp[w].arrived = block.warp[w].turn = 0;
-    block.arrived = block.done = 0;
+    for (unsigned b = 0; b < MOST_BLOCKS; b++) block.barrier[b].arrived = block.ended[b] = 0, block.written[b] = false;
+    block.whole_cluster.arrived = block.done = 0, block.met = false;
     first = in_order(0);
     block.thread[first].fiber = fiber_new();
     enter(first);
     left_home = true;
     fiber_start(&block.home, block.thread[first].fiber);
-    if (when_block_ends) when_block_ends();
     for (unsigned i = 0; i < block.shared_count; i++) free(block.shared[i].memory);
     block.shared_count = 0;
 }
 
 inline void turn_order() { reverse = !reverse; }
 
-inline void run(const char *kernel, dim3 grid, dim3 threads, size_t dynamic_bytes, void (*body)(const void *),
-                const void *arguments) {
-    size_t count = (size_t)threads.x * threads.y * threads.z;
+// cluster: blocks that run together
+inline void run(const char *kernel, unsigned cluster, dim3 grid, dim3 threads, size_t dynamic_bytes,
+                void (*body)(const void *), const void *arguments) {
+    const size_t count = (size_t)threads.x * threads.y * threads.z, all = cluster * count;
     block.kernel = kernel, block.body = body, block.arguments = arguments, block.dynamic_bytes = dynamic_bytes;
-    if (!count || count > MOST_THREADS || !grid.x || !grid.y || !grid.z || grid.y > 65535 || grid.z > 65535 ||
-        grid.x > 2147483647u) {
+    if (!count || all > MOST_THREADS || !grid.x || !grid.y || !grid.z || grid.y > 65535 || grid.z > 65535 ||
+        grid.x > 2147483647u || cluster > MOST_BLOCKS || grid.x % cluster || (cluster > 1 && count % LANES)) {
         fprintf(stderr, "cuda_on_cpu: kernel %s: a grid of (%u, %u, %u) blocks of %zu threads cannot be launched\n",
                 kernel, grid.x, grid.y, grid.z, count);
         abort();
     }
-    block.threads = (unsigned)count;
+    block.threads = (unsigned)all, block.blocks = cluster, block.size = (unsigned)count;
     blockDim = threads, gridDim = grid;
-    const size_t blocks = (size_t)grid.x * grid.y * grid.z;
-    for (size_t i = 0; i < blocks; i++) {
-        const size_t b = reverse ? blocks - 1 - i : i;
-        blockIdx = dim3((unsigned)(b % grid.x), (unsigned)(b / grid.x % grid.y), (unsigned)(b / grid.x / grid.y));
-        run_block();
+    const size_t clusters = (size_t)grid.x / cluster * grid.y * grid.z;
+    for (size_t i = 0; i < clusters; i++) {
+        const size_t b = (reverse ? clusters - 1 - i : i) * cluster;
+        block.first = (unsigned)(b % grid.x);
+        blockIdx = dim3(block.first, (unsigned)(b / grid.x % grid.y), (unsigned)(b / grid.x / grid.y));
+        run_blocks();
     }
 }
 
@@ -448,6 +473,7 @@ template <typename Work> inline void submit(Stream *stream, Work work) {
 template <typename Kernel> struct Launch {
     const char *name;
     Kernel kernel;
+    unsigned cluster;
     dim3 grid, threads;
     size_t dynamic_bytes;
     Stream *stream;
@@ -456,16 +482,16 @@ template <typename Kernel> struct Launch {
         submit(stream, [=] {
             auto body = [&] { launch.kernel(arguments...); };
             run(
-                launch.name, launch.grid, launch.threads, launch.dynamic_bytes,
+                launch.name, launch.cluster, launch.grid, launch.threads, launch.dynamic_bytes,
                 [](const void *b) { (*(const decltype(body) *)b)(); }, &body);
         });
     }
 };
 
 template <typename Kernel>
-inline Launch<Kernel> launch(const char *name, Kernel kernel, dim3 grid, dim3 threads, size_t dynamic_bytes,
-                             Stream *stream) {
-    return Launch<Kernel>{name, kernel, grid, threads, dynamic_bytes, stream};
+inline Launch<Kernel> launch(const char *name, Kernel kernel, unsigned cluster, dim3 grid, dim3 threads,
+                             size_t dynamic_bytes, Stream *stream) {
+    return Launch<Kernel>{name, kernel, cluster, grid, threads, dynamic_bytes, stream};
 }
 
 template <typename T> inline T shuffle(unsigned mask, T value, unsigned from, int line) {
@@ -560,7 +586,9 @@ inline cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t) {
 }
 
 // ---- functions for kernels ------------------------------------------------------------------------------------------
-#define LAUNCH(kernel, grid, threads, bytes) cuda_on_cpu::launch(#kernel, kernel, grid, threads, bytes, launch_stream)
+#define LAUNCH(kernel, grid, threads, bytes) LAUNCH_CLUSTERS(kernel, 1, grid, threads, bytes)
+#define LAUNCH_CLUSTERS(kernel, size, grid, threads, bytes)                                                            \
+    cuda_on_cpu::launch(#kernel, kernel, size, grid, threads, bytes, launch_stream)
 #define SHARED(T, name, count)                                                                                         \
     static const char name##_site = 0;                                                                                 \
     T *const name = (T *)cuda_on_cpu::shared_array(&name##_site, (count) * sizeof(T))

@@ -437,6 +437,108 @@ TEST(faults_of_a_pipeline) {
     expect_caught(NO_LAST_WAIT, launch_pipeline, "a block ends with products in flight");
     expect_caught(ONE_THREAD_APART, launch_pipeline, "threads of a warp group have different products");
 }
+
+// ---- clusters -------------------------------------------------------------------------------------------------------
+typedef enum {
+    CLUSTER_RIGHT,
+    NO_FIRST_MEETING,      // a block writes to the other one before that has started its barriers
+    NO_LAST_MEETING,       // a block may end before the other one's last arrival
+    LEAVES_EARLY,          // a block ends in the middle
+    FREED_BY_ONE,          // a stage is loaded once this block's warps are done with it
+    NOT_FREED_THERE,       // the other block never learns that a stage is free
+    FREED_THERE_TOO_EARLY, // it learns so before the products are done
+    SAME_SHARE,            // both blocks load the same rows
+    ONE_SHARE,             // a block loads its own rows for itself alone
+    OWN_BYTES,             // a phase expects the own rows alone
+    BEYOND_THE_CLUSTER
+} ClusterFault;
+enum { SHARED_ROWS = 64 / 2, CLUSTER_STAGE = 2 * 64 * PANEL };
+
+// c[block][64, 64] = x[64, 64 PIPELINE_TILES] y[block][64, 64 PIPELINE_TILES]^T: two blocks share x
+__global__ void CLUSTER_OF(2) cluster_kernel(float *c, TENSOR_MAP x, TENSOR_MAP y, ClusterFault fault) {
+    DYNAMIC_PANELS(floatX, stages);
+    SHARED(TileBarrier, full, PIPELINE_STAGES);
+    SHARED(TileBarrier, empty, PIPELINE_STAGES);
+    const unsigned rank = cluster_rank(), lane = threadIdx.x % LANES, row = threadIdx.x / LANES % 4 * 16 + lane / 4;
+    Turn turn = {};
+    if (threadIdx.x < PIPELINE_STAGES) {
+        barrier_start(full + threadIdx.x, 1), barrier_start(empty + threadIdx.x, fault == FREED_BY_ONE ? 1 : 2);
+        barriers_started();
+    }
+    __syncthreads();
+    if (fault != NO_FIRST_MEETING) cluster_sync();
+    float sum[8][4] = {};
+    for (unsigned t = 0; group_number() == 0 && threadIdx.x == 0 && t < PIPELINE_TILES;
+         t++, turn_next<PIPELINE_STAGES>(turn)) {
+        floatX *const to = stages + turn.stage * CLUSTER_STAGE;
+        const unsigned share = fault == SAME_SHARE ? 0 : rank * SHARED_ROWS, set = fault == ONE_SHARE ? 1 << rank
+                                                                                   : fault == BEYOND_THE_CLUSTER ? 7
+                                                                                                                 : 3;
+        barrier_wait(empty + turn.stage, turn.phase ^ 1);
+        barrier_expect(full + turn.stage, ((fault == OWN_BYTES ? SHARED_ROWS : 64) + 64) * PANEL * sizeof(floatX));
+        panel_load(to + 64 * PANEL, &y, full + turn.stage, t * PANEL, 0, rank);
+        panel_multicast(to + share * PANEL, &x, full + turn.stage, t * PANEL, share, 0, set);
+    }
+    for (unsigned t = 0; group_number() == 1 && t < PIPELINE_TILES; t++, turn_next<PIPELINE_STAGES>(turn)) {
+        const floatX *const tile = stages + turn.stage * CLUSTER_STAGE;
+        const unsigned frees = threadIdx.x % GROUP_THREADS; // a block that this thread tells of the stage
+        barrier_wait(full + turn.stage, turn.phase);
+        if (fault == LEAVES_EARLY && rank && t == 2) return;
+        wgmma_fence();
+        for (unsigned k = 0; k < PANEL; k += 16)
+            wgmma<64>(sum, operand_rows<64>(tile, 0, k), operand_rows<64>(tile + 64 * PANEL, 0, k), true);
+        wgmma_commit();
+        if (fault == FREED_THERE_TOO_EARLY && frees < 2) barrier_arrive_at(empty + turn.stage, frees);
+        wgmma_wait<0>(sum);
+        if (frees < 2 && fault != FREED_THERE_TOO_EARLY &&
+            (frees == rank || (fault != NOT_FREED_THERE && fault != FREED_BY_ONE)))
+            barrier_arrive_at(empty + turn.stage, frees);
+    }
+    if (fault == LEAVES_EARLY && rank) return;
+    if (fault != NO_LAST_MEETING) cluster_sync();
+    for (unsigned i = 0; group_number() == 1 && i < 32; i++)
+        c[(blockIdx.x * 64 + row + i / 2 % 2 * 8) * 64 + i / 4 * 8 + lane % 4 * 2 + i % 2] = sum[i / 4][i % 4];
+}
+
+static void launch_cluster(const void *fault) {
+    constexpr size_t C = PIPELINE_TILES * PANEL - 8, ROWS = 50; // columns and rows of the last panels are outside
+    const std::vector<floatX> x = normal_values(ROWS * C), y = normal_values(2 * 64 * C);
+    std::vector<float> c(4 * 64 * 64, NAN);
+    LAUNCH_CLUSTERS((cluster_kernel), 2, 4, 2 * GROUP_THREADS, sizeof(floatX) * PIPELINE_STAGES * CLUSTER_STAGE)
+    (c.data(), tensor_map(x.data(), TensorDims{C, ROWS, 1, C, 0}, SHARED_ROWS, 1),
+     tensor_map(y.data(), TensorDims{C, 64, 2, C, 64 * C}, 64, 1), *(const ClusterFault *)fault);
+    for (size_t i = 0; i < c.size(); i++) {
+        double expected = 0.0;
+        for (size_t k = 0; i / 64 % 64 < ROWS && k < C; k++)
+            expected += (double)load(x[i / 64 % 64 * C + k]) * (double)load(y[(i / 4096 % 2 * 64 + i % 64) * C + k]);
+        if (!(fabs(c[i] - expected) < 1e-3)) test_fail("element %zu is %g, expected %g", i, c[i], expected);
+    }
+}
+
+TEST(a_cluster_that_shares_loads) {
+    in_both_orders([] {
+        const ClusterFault right = CLUSTER_RIGHT;
+        launch_cluster(&right);
+    });
+}
+
+TEST(faults_of_a_cluster) {
+    expect_caught(NO_FIRST_MEETING, launch_cluster, "a write to another block before the cluster met");
+    expect_caught(NO_LAST_MEETING, launch_cluster, "a block may end before another one's last write to it");
+    expect_caught(LEAVES_EARLY, launch_cluster, "block");
+    expect_caught(FREED_BY_ONE, launch_cluster, "in flight"); // a load, a product or another load
+    expect_caught(NOT_FREED_THERE, launch_cluster, "a barrier that nobody completes");
+    expect_caught(FREED_THERE_TOO_EARLY, launch_cluster, "a load into a panel that a product in flight reads");
+    expect_caught(SAME_SHARE, launch_cluster, "two loads into one panel are in flight");
+    expect_caught(ONE_SHARE, launch_cluster, "a barrier that nobody completes");
+    expect_caught(OWN_BYTES, launch_cluster, "in flight"); // the phase is over before the other rows land
+    expect_caught(BEYOND_THE_CLUSTER, launch_cluster, "a write to a block that the cluster does not have");
+}
+
+TEST(a_cluster_that_cannot_be_launched) {
+    const ChildBody odd = [](const void *) { LAUNCH_CLUSTERS((set_kernel), 2, 3, 32, 0)((int *)NULL, 0); };
+    expect_caught(CLUSTER_RIGHT, odd, "cannot be launched");
+}
 #endif
 
 // ---- libraries ------------------------------------------------------------------------------------------------------

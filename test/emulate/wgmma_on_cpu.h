@@ -3,8 +3,8 @@ Hopper's instructions of llmc/ops/cuda/wgmma.cuh on the CPU, for the tests: prod
 barriers that count bytes. Part of cuda_on_cpu.h's block: threads are its fibers.
 
 Everything in the background happens at the latest moment that the manual allows. A product is computed when its warp
-group waits for it; its accumulators are NaN until then. A load lands when a thread waits for its barrier, or when
-nothing else can go on; its panel is NaN until then. A thread whose barrier is completed runs at once.
+group waits for it; its accumulators are NaN until then. A load lands when its barrier expects it and a thread waits for
+the barrier, or nothing else can go on; its panel is NaN until then. A thread whose barrier is completed runs at once.
 
 What a wrong kernel does here:
 
@@ -12,6 +12,8 @@ What a wrong kernel does here:
     a load into a panel, or a store, while a product still reads it a message; for a store, the new values are read
     a barrier that nobody completes                                 a message
     a phase that gets more bytes than it expects                    a message
+    a write to another block before the cluster met, or after that  a message
+    block ended, or so late that it could have ended
     a product after its registers were written, without a fence     a message
     threads of a warp group with different products                 a message
     a block that ends with products or loads in flight              a message
@@ -24,6 +26,7 @@ What a wrong kernel does here:
 
 #define DYNAMIC_PANELS(type, name) DYNAMIC_SHARED(type, name)
 #define TENSOR_MAP                 const TensorMap
+#define CLUSTER_OF(size)
 
 struct TensorMap {
     const floatX *x;
@@ -59,8 +62,10 @@ struct PanelLoad {
     TensorMap map;
     TileBarrier *barrier;
     long long x, y, z;
+    unsigned rank; // of the block that it writes to
     int line;
     size_t elements() const { return (size_t)map.box_y * map.box_z * PANEL; }
+    long long bytes() const { return (long long)(elements() * sizeof(floatX)); }
 };
 // A product as one thread issues it
 struct Product {
@@ -151,20 +156,22 @@ inline void load_land(const PanelLoad &l) {
             else
                 *to = store(0.0f);
         }
-    l.barrier->bytes -= (long long)(l.elements() * sizeof(floatX));
-    if (l.barrier->bytes < 0) fail_here("a phase gets more bytes than it expects, by the load", l.line);
+    l.barrier->bytes -= l.bytes();
 }
 
-// Lands the loads that count at barrier b; NULL: all. Returns whether there were any.
+// Lands the loads that barrier b expects; NULL: all barriers. Returns whether there were any.
 inline bool loads_land(TileBarrier *b) {
-    std::vector<PanelLoad> landing, left;
-    for (const PanelLoad &l : loads) (!b || l.barrier == b ? landing : left).push_back(l);
-    loads = left;
-    for (const PanelLoad &l : landing) {
+    std::vector<PanelLoad> flying;
+    flying.swap(loads);
+    for (const PanelLoad &l : flying) {
+        if ((b && l.barrier != b) || l.barrier->bytes < l.bytes()) {
+            loads.push_back(l);
+            continue;
+        }
         load_land(l);
         barrier_progress(l.barrier);
     }
-    return !landing.empty();
+    return loads.size() < flying.size();
 }
 
 // ---- products -------------------------------------------------------------------------------------------------------
@@ -271,17 +278,48 @@ template <typename Last> inline void group_meet(int line, Last last) {
 }
 
 // ---- a block begins and ends ----------------------------------------------------------------------------------------
-inline void hopper_block_ends() {
-    if (!loads.empty()) fail_here("a block ends with loads in flight", 0);
-    for (unsigned t = 0; t < block.threads; t++) {
+inline void hopper_block_ends(unsigned rank) {
+    for (const PanelLoad &l : loads)
+        if (l.rank == rank) fail_here("a block ends with loads in flight", 0);
+    if (block.written[rank]) fail_here("a block may end before another one's last write to it", 0);
+    for (unsigned t = rank * block.size; t < (rank + 1) * block.size; t++) {
         if (!group_thread[t].products.empty())
             fail("a block ends with products in flight", t, group_thread[t].products[0].line, NULL, 0, 0);
         group_thread[t].batches = 0, group_thread[t].fenced = group_thread[t].fenced_registers = false;
     }
 }
-inline const bool hopper_hooks = (
-    when_stuck = [] { return loads_land(NULL); }, when_block_ends = hopper_block_ends, true);
+inline bool hopper_stuck() {
+    const bool landed = loads_land(NULL);
+    if (!landed && !loads.empty()) fail_here("a phase gets more bytes than it expects, by the load", loads[0].line);
+    return landed;
+}
+inline const bool hopper_hooks = (when_stuck = hopper_stuck, when_block_ends = hopper_block_ends, true);
+
+// ---- clusters -------------------------------------------------------------------------------------------------------
+// Returns the place in block `to` of the cluster that p is in this block, for a write to it.
+template <typename T> inline T *in_block(T *p, unsigned to, int line) {
+    const unsigned self = block.running / block.size;
+    if (to == self) return p;
+    if (to >= block.blocks) fail_here("a write to a block that the cluster does not have", line);
+    if (!block.met) fail_here("a write to another block before the cluster met", line);
+    if (block.ended[to] == block.size) fail_here("a write to a block that has ended", line);
+    for (unsigned i = 0; i < block.shared_count; i++) {
+        const SharedArray &own = block.shared[i];
+        const size_t offset = (size_t)((char *)p - (char *)own.memory);
+        if (own.rank != self || offset >= own.bytes) continue;
+        block.written[to] = true;
+        for (unsigned j = 0; j < block.shared_count; j++)
+            if (block.shared[j].rank == to && block.shared[j].site == own.site)
+                return (T *)((char *)block.shared[j].memory + offset);
+    }
+    fail_here("a write to another block at an address that is not shared memory of both", line);
+}
 } // namespace cuda_on_cpu
+
+static inline unsigned cluster_rank() { return cuda_on_cpu::rank(); }
+static inline void cluster_sync(int line = __builtin_LINE()) {
+    cuda_on_cpu::barrier_meet(&cuda_on_cpu::block.whole_cluster, 0, cuda_on_cpu::block.threads, line);
+}
 
 template <int ROWS>
 static inline RowsOperand operand_rows(const floatX *tile, unsigned row, unsigned column, int line = __builtin_LINE()) {
@@ -335,6 +373,9 @@ static inline void barrier_expect(TileBarrier *b, unsigned bytes, int line = __b
     if (woken != MOST_THREADS) give_way(shard_offset(woken) + block.threads - 1);
 }
 static inline void barrier_arrive(TileBarrier *b, int line = __builtin_LINE()) { barrier_expect(b, 0, line); }
+static inline void barrier_arrive_at(TileBarrier *b, unsigned rank, int line = __builtin_LINE()) {
+    barrier_expect(cuda_on_cpu::in_block(b, rank, line), 0, line);
+}
 static inline void barrier_wait(TileBarrier *b, unsigned phase, int line = __builtin_LINE()) {
     using namespace cuda_on_cpu;
     if (b->started != BARRIER_STARTED || phase > 1) fail_here("a barrier that was not started, or no phase", line);
@@ -346,21 +387,32 @@ static inline void barrier_wait(TileBarrier *b, unsigned phase, int line = __bui
     }
 }
 
-static inline void panel_load(floatX *to, const TensorMap *map, TileBarrier *b, size_t x, size_t y, size_t z,
-                              int line = __builtin_LINE()) {
-    using namespace cuda_on_cpu;
-    const PanelLoad l = {to, *map, b, (int)x, (int)y, (int)z, line};
-    aligned((char *)to, 1024, line);
+namespace cuda_on_cpu {
+inline void load_issue(const PanelLoad &l) {
+    aligned((char *)l.to, 1024, l.line);
     for (unsigned t = 0; t < block.threads; t++)
         for (const Product &p : group_thread[t].products)
-            if (operand_meets(p.b, p.n, to, l.elements()) ||
-                (!p.a_in_registers && operand_meets(p.a, 64, to, l.elements())))
-                fail("a load into a panel that a product in flight reads", block.running, line, "of", t, p.line);
+            if (operand_meets(p.b, p.n, l.to, l.elements()) ||
+                (!p.a_in_registers && operand_meets(p.a, 64, l.to, l.elements())))
+                fail("a load into a panel that a product in flight reads", block.running, l.line, "of", t, p.line);
     for (const PanelLoad &other : loads)
-        if (to < other.to + other.elements() && other.to < to + l.elements())
-            fail_here("two loads into one panel are in flight", line);
-    memset((void *)to, 0xff, l.elements() * sizeof(floatX));
+        if (l.to < other.to + other.elements() && other.to < l.to + l.elements())
+            fail_here("two loads into one panel are in flight", l.line);
+    memset((void *)l.to, 0xff, l.elements() * sizeof(floatX));
     loads.push_back(l);
+}
+} // namespace cuda_on_cpu
+
+static inline void panel_load(floatX *to, const TensorMap *map, TileBarrier *b, size_t x, size_t y, size_t z,
+                              int line = __builtin_LINE()) {
+    cuda_on_cpu::load_issue({to, *map, b, (int)x, (int)y, (int)z, cuda_on_cpu::rank(), line});
+}
+static inline void panel_multicast(floatX *to, const TensorMap *map, TileBarrier *b, size_t x, size_t y, size_t z,
+                                   unsigned blocks, int line = __builtin_LINE()) {
+    using namespace cuda_on_cpu;
+    for (unsigned r = 0; blocks >> r; r++)
+        if (blocks >> r & 1)
+            load_issue({in_block(to, r, line), *map, in_block(b, r, line), (int)x, (int)y, (int)z, r, line});
 }
 
 static inline unsigned group_number() { return threadIdx.x / GROUP_THREADS; }

@@ -400,6 +400,10 @@ TEST(simulated_kernels_by_hand) {
     // forward 6 C I a row, gate and up again 4 C I, input 6 C I; half a tile of each expert is empty
     const double tiles = N * k + E * EXPERTS_TILE / 2;
     close_to("experts", before.work.products - e.work.products, L * 16 * C * I * tiles / (2 * rate), 1e-9);
+    // one kernel writes activated rows: no pass over gates and ups, and forward none for the weights of routes
+    const double stored = (double)dtype_size(c.model.dtype);
+    close_to("moved", before.counts.moved - e.counts.moved, L * (5 + 3) * I * N * k * stored, 1e-12);
+    close_to("launches", before.counts.launches - e.counts.launches, L * (2 + 1), 1e-12);
     const double pairs = N * (N + 1) / 2;
     close_to("backward", e.work.attention_backward, L * 10 * NH * HD * pairs / (4 * rate), 1e-12);
     close_to("forward", e.work.attention_forward, before.work.attention_forward, 1e-12);

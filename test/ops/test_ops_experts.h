@@ -177,30 +177,33 @@ static void set_wgmma(int on) {
         unsetenv("STREAMBP_WGMMA");
 }
 
-// Runs the op, and the three that it joins: the same bits.
+// Runs the op, and those that it joins: the same bits.
 static void activate_case(OpShape s, size_t i, int wgmma) {
     static const char *const kinds[] = {"swiglu", "gelu", "geglu", "clamped"};
-    s.joined = (int)(i % 4 > 0), s.back = (int)(i % 3 > 0);
+    s.joined = (int)(i % 4 > 0), s.back = (int)(i % 3 > 0), s.bias = (int)(i % 2);
     experts_case_of("", &s, i);
     drawn("weight", 0.0, 1.0 / sqrt((double)s.C));
     set_wgmma(wgmma);
     case_experts_activate(&s);
     const Guarded *out = tensor_of("out"), *gate_up = tensor_of("gate_up"), *factor = tensor_of("factor");
-    const Guarded *first = tensor_of("first"), *source = tensor_of("source");
+    const Guarded *first = tensor_of("first"), *source = tensor_of("source"), *bias = tensor_of("bias");
     const size_t bytes = dtype_size(out->type), I = out->count / s.n, H = gate_up->count / s.n;
     void *one = case_memory(out->count * bytes), *both = case_memory(gate_up->count * bytes);
     memcpy(one, out->after + out->offset, out->count * bytes);
     memcpy(both, gate_up->after + gate_up->offset, gate_up->count * bytes);
     set_wgmma(wgmma && !EMULATED); // a device's other kernels may add in another order
-    CALL((ops->experts_forward(gate_up->data, tensor_of("x")->data, tensor_of("weight")->data, first->data, s.n,
-                               s.router.E, s.C, H, 0),
-          ops->activation_forward(out->data, gate_up->data, s.activation, s.n, I),
-          factor ? ops->route_weigh(out->data, out->data, factor->data, source->data, s.n, I) : (void)0));
+    CALL((
+        ops->experts_forward(gate_up->data, tensor_of("x")->data, tensor_of("weight")->data, first->data, s.n,
+                             s.router.E, s.C, H, 0),
+        bias ? ops->experts_bias_forward(gate_up->data, bias->data, NULL, first->data, source->data, s.n, s.router.E, H)
+             : (void)0,
+        ops->activation_forward(out->data, gate_up->data, s.activation, s.n, I),
+        factor ? ops->route_weigh(out->data, out->data, factor->data, source->data, s.n, I) : (void)0));
     set_wgmma(0);
     if (memcmp(one, out->after + out->offset, out->count * bytes))
-        test_fail("%s: three ops give other bits", kinds[s.activation.kind]);
+        test_fail("%s, bias %d: single ops give other bits", kinds[s.activation.kind], s.bias);
     if (s.back && memcmp(both, gate_up->after + gate_up->offset, gate_up->count * bytes))
-        test_fail("%s: a product alone gives other gates and ups", kinds[s.activation.kind]);
+        test_fail("%s, bias %d: single ops give other gates and ups", kinds[s.activation.kind], s.bias);
 }
 
 TEST(experts_activate) {
@@ -230,8 +233,9 @@ TEST(experts_wgmma) {
         experts_case(&s, i);
         case_experts_backward_input(&s);
         set_wgmma(0);
-        s.activation.kind = i % 5 ? ACTIVATION_SWIGLU : ACTIVATION_GEGLU;
-        activate_case(s, i, 1);
+        static const ActivationKind kinds[] = {ACTIVATION_SWIGLU, ACTIVATION_CLAMPED, ACTIVATION_GEGLU};
+        s.activation = (Activation){kinds[i / 2 % 3], 1.702, 4.0};
+        activate_case(s, i / 2 + i % ROWS_KINDS, 1);
     }
 }
 

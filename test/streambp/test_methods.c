@@ -447,10 +447,10 @@ TEST(ties_stay_as_forward_chose) {
 }
 
 // Forgets gate_up where it need not be kept, as kernels that never write it.
-static void forgetful_activate(Stored *out, Stored *gate_up, const Stored *x, const Stored *weight,
+static void forgetful_activate(Stored *out, Stored *gate_up, const Stored *x, const Stored *weight, const Stored *bias,
                                const Summed *factor, const int32_t *first, const int32_t *source, size_t rows, size_t E,
                                size_t C, size_t I, Activation activation, int keep) {
-    ops_device->experts_activate(out, gate_up, x, weight, factor, first, source, rows, E, C, I, activation, keep);
+    ops_device->experts_activate(out, gate_up, x, weight, bias, factor, first, source, rows, E, C, I, activation, keep);
     if (!keep)
         memset((void *)gate_up, 0xff, rows * activation_width(activation.kind, I) * dtype_size(ops_device->stored));
 }

@@ -201,10 +201,12 @@ static void cpu_experts_forward(Stored *out, const Stored *x, const Stored *weig
 }
 
 static void cpu_experts_activate(Stored *out, Stored *gate_up, const Stored *x, const Stored *weight,
-                                 const Summed *factor, const int32_t *first, const int32_t *source, size_t rows,
-                                 size_t E, size_t C, size_t I, Activation activation, int keep) {
+                                 const Stored *bias, const Summed *factor, const int32_t *first, const int32_t *source,
+                                 size_t rows, size_t E, size_t C, size_t I, Activation activation, int keep) {
+    const size_t H = activation_width(activation.kind, I);
     (void)keep;
-    cpu_experts_forward(gate_up, x, weight, first, rows, E, C, activation_width(activation.kind, I), 0);
+    cpu_experts_forward(gate_up, x, weight, first, rows, E, C, H, 0);
+    if (bias) cpu_experts_bias_forward(gate_up, bias, NULL, first, source, rows, E, H);
     cpu_activation_forward(out, gate_up, activation, rows, I);
     if (factor) cpu_route_weigh(out, out, factor, source, rows, I);
 }

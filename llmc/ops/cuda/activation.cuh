@@ -27,17 +27,21 @@ __device__ inline float clamped_up(float x, Clamp clamp) {
     return x < -clamp.limit ? -clamp.limit : clamped_gate(x, clamp);
 }
 
+__device__ inline float clamped(float gate, float up, Clamp clamp) {
+    float one_minus_s;
+    const float g = clamped_gate(gate, clamp);
+    return g * sigmoid(clamp.alpha * g, &one_minus_s) * (clamped_up(up, clamp) + 1.0f);
+}
+static Clamp clamp_of(Activation activation) { return {(float)activation.alpha, (float)activation.limit}; }
+
 template <int W>
 __global__ void clamped_forward_kernel(floatX *out, const floatX *in, size_t n, size_t FF, Clamp clamp) {
     FOR_EACH_ROW(t, c, W, n, FF) {
         Pack<floatX, W> both[2], result;
         for (int i = 0; i < 2; i++) both[i] = pack_read<W>(in + 2 * (t * FF + c) + i * W);
-        for (int j = 0; j < W; j++) {
-            float one_minus_s;
-            const float g = clamped_gate(load(both[2 * j / W].x[2 * j % W]), clamp);
-            const float u = clamped_up(load(both[(2 * j + 1) / W].x[(2 * j + 1) % W]), clamp);
-            result.x[j] = store(g * sigmoid(clamp.alpha * g, &one_minus_s) * (u + 1.0f));
-        }
+        for (int j = 0; j < W; j++)
+            result.x[j] = store(
+                clamped(load(both[2 * j / W].x[2 * j % W]), load(both[(2 * j + 1) / W].x[(2 * j + 1) % W]), clamp));
         pack_write(out + t * FF + c, result);
     }
 }
@@ -120,7 +124,7 @@ template <typename F> static void with_activation(ActivationKind kind, size_t n,
 }
 
 static void cuda_activation_forward(Stored *out, const Stored *in, Activation activation, size_t n, size_t FF) {
-    const Clamp clamp = {(float)activation.alpha, (float)activation.limit};
+    const Clamp clamp = clamp_of(activation);
     with_activation(activation.kind, n, FF, all_aligned(out, in),
                     [&](auto W, auto KIND, size_t rows, size_t columns, dim3 grid, dim3 threads) {
                         if constexpr (KIND == ACTIVATION_CLAMPED) {
@@ -135,7 +139,7 @@ static void cuda_activation_forward(Stored *out, const Stored *in, Activation ac
 
 static void cuda_activation_backward(Stored *din, const Stored *dout, const Stored *in, Activation activation, size_t n,
                                      size_t FF) {
-    const Clamp clamp = {(float)activation.alpha, (float)activation.limit};
+    const Clamp clamp = clamp_of(activation);
     with_activation(activation.kind, n, FF, all_aligned(din, dout, in),
                     [&](auto W, auto KIND, size_t rows, size_t columns, dim3 grid, dim3 threads) {
                         if constexpr (KIND == ACTIVATION_CLAMPED) {

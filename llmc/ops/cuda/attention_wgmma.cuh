@@ -94,6 +94,38 @@ struct DkvShared {
     TileBarrier *held, *full, *empty, *met; // met: p of a stage is there
 };
 
+template <int HD> __device__ inline DkvShared dkv_shared() {
+    constexpr unsigned STAGES = DKV_STAGES<HD>, TILE = DKV_QUERIES * HD;
+    DYNAMIC_PANELS(floatX, tiles);
+    SHARED(TileBarrier, barriers, 1 + 3 * STAGES);
+    floatX *const v = tiles + DKV_KEYS<HD> * HD, *const stages = v + DKV_KEYS<HD> * HD;
+    float *const beside = (float *)(stages + 2 * STAGES * TILE);
+    TileBarrier *const full = barriers + 1, *const empty = full + STAGES;
+    return DkvShared{tiles,    v,    stages, beside,        beside + 2 * STAGES * DKV_QUERIES,
+                     barriers, full, empty,  empty + STAGES};
+}
+
+// Starts the barriers. All threads of the block.
+template <int HD> __device__ inline void dkv_begin(const DkvShared &m) {
+    if (threadIdx.x == 0) {
+        barrier_start(m.held, 1);
+        ring_start(m.full, m.empty, DKV_STAGES<HD>, 1 + LANES);
+        for (unsigned i = 0; i < DKV_STAGES<HD>; i++) barrier_start(m.met + i, CONSUMER_WARPS / 2);
+        barriers_started();
+    }
+    __syncthreads();
+}
+
+// Loads the block's keys and values, from row `from` on. One thread.
+template <int HD>
+__device__ inline void load_keys(const DkvShared &m, const TensorMap *k, const TensorMap *v, unsigned from) {
+    barrier_expect(m.held, 2 * DKV_KEYS<HD> * HD * sizeof(floatX));
+    for (unsigned r = 0; r < DKV_KEYS<HD>; r += GROUP_ROWS) {
+        head_load<HD, GROUP_ROWS>(m.k + r * HD, k, m.held, blockIdx.y, from + r);
+        head_load<HD, GROUP_ROWS>(m.v + r * HD, v, m.held, blockIdx.y, from + r);
+    }
+}
+
 // The tiles of queries that see a key of the block, for each query head of the keys' head
 struct QueryTiles {
     unsigned row, row_end, head, count; // rows of q; first head; tiles of all heads
@@ -171,59 +203,77 @@ __device__ inline void slope_of(float (&ds)[4], const float *p, const float *del
     for (int e = 0; e < 4; e++) ds[e] = p[e] * (ds[e] - l.x[e % 2]);
 }
 
-// Sums dv and dk of a group's own keys. LATE: the products with p and ds of a tile follow the next tile's scores, so
-// that the tensor cores are busy while weights are computed. A group passes by at most one tile in a row, so late tiles
-// do not hold up the ring.
+// Sums of dv and dk, and p and ds of the tile that is added next, with its stage; DKV_STAGES: there is none
+template <int HD> struct KeySums {
+    float (&v)[HD / 8][4], (&k)[HD / 8][4];
+    OperandA w[DKV_QUERIES / 16], dw[DKV_QUERIES / 16];
+    unsigned late;
+};
+
+// LATE: the products with p and ds of a tile follow the next tile's scores, so that the tensor cores are busy while
+// weights are computed. A group passes by at most one tile in a row, so late tiles do not hold up the ring.
+template <int HD> constexpr bool LATE_SUMS = HD <= 64; // else registers are too few
+
+// Adds the products with p and ds to the sums. stage: the tile's
+template <int HD> __device__ inline void issue_late(KeySums<HD> &sum, const DkvShared &m, unsigned stage) {
+    const floatX *const tile = m.stages + 2 * stage * DKV_QUERIES * HD;
+    issue_sums<HD, DKV_QUERIES>(sum.v, sum.w, tile),
+        issue_sums<HD, DKV_QUERIES>(sum.k, sum.dw, tile + DKV_QUERIES * HD);
+}
+
+// Adds the tile of a stage to the sums. tk, tv: the group's keys and values
+template <int HD>
+__device__ inline void add_queries(KeySums<HD> &sum, const DkvShared &m, unsigned stage, const KeyRows &keys, int query,
+                                   const floatX *tk, const floatX *tv) {
+    constexpr bool LATE = LATE_SUMS<HD>;
+    constexpr int N = DKV_QUERIES;
+    const floatX *const td = m.stages + 2 * stage * N * HD, *const tq = td + N * HD;
+    const float *const delta = m.beside + stage * 2 * N, *const lse = delta + N;
+    float s[N / 8][4], ds[N / 8][4];
+    wgmma_fence();
+    issue_scores<HD, N>(s, tk, tq);
+    if (LATE) issue_late<HD>(sum, m, sum.late < DKV_STAGES<HD> ? sum.late : stage);
+    issue_scores<HD, N>(ds, tv, td);
+    wgmma_wait<LATE ? 3 : 1>(s);
+    weigh_pairs(s, keys, query, lse);
+    if (LATE) {
+        wgmma_wait<0>(ds, sum.v, sum.k);
+        if (sum.late < DKV_STAGES<HD>) warp_arrive(m.empty + sum.late);
+        operands_of<N>(sum.w, s);
+    } else {
+        operands_of<N>(sum.w, s);
+        issue_sums<HD, N>(sum.v, sum.w, td);
+        wgmma_wait<1>(ds);
+    }
+#pragma unroll
+    for (int j = 0; j < N / 8; j++) slope_of(ds[j], s[j], delta + j * 8);
+    operands_of<N>(sum.dw, ds);
+    sum.late = stage;
+    if (LATE) return;
+    issue_sums<HD, N>(sum.k, sum.dw, tq);
+    wgmma_wait<0>(sum.v, sum.k);
+    warp_arrive(m.empty + stage);
+}
+
+// Sums dv and dk of a group's own keys.
 template <int HD>
 __device__ inline void sum_own_keys(float (&sum_v)[HD / 8][4], float (&sum_k)[HD / 8][4], const DkvShared &m,
                                     const QueryTiles &t, const KeyRows &keys) {
-    constexpr bool LATE = HD <= 64; // else registers are too few
-    constexpr unsigned STAGES = DKV_STAGES<HD>, TILE = DKV_QUERIES * HD;
     constexpr int N = DKV_QUERIES;
     const floatX *const tk = m.k + keys.group * GROUP_ROWS * HD, *const tv = m.v + keys.group * GROUP_ROWS * HD;
-    OperandA w[N / 16] = {}, dw[N / 16] = {}; // p, ds
-    unsigned late = STAGES;                   // stage of the tile they belong to
+    KeySums<HD> sum = {sum_v, sum_k, {}, {}, DKV_STAGES<HD>};
     int query = t.begin;
     Turn turn = {};
-    for (unsigned i = 0; i < t.count; i++, turn_next<STAGES>(turn)) {
-        const floatX *const td = m.stages + 2 * turn.stage * TILE, *const tq = td + TILE,
-                            *const late_d = late < STAGES ? m.stages + 2 * late * TILE : td;
-        const float *const delta = m.beside + turn.stage * 2 * N, *const lse = delta + N;
+    for (unsigned i = 0; i < t.count; i++, turn_next<DKV_STAGES<HD>>(turn)) {
         barrier_wait(m.full + turn.stage, turn.phase);
-        if (keys.any && query + N > 0 && query - (int)GROUP_ROWS + 1 < keys.window) { // some query sees a key
-            float s[N / 8][4], ds[N / 8][4];
-            wgmma_fence();
-            issue_scores<HD, N>(s, tk, tq);
-            if (LATE) issue_sums<HD, N>(sum_v, w, late_d), issue_sums<HD, N>(sum_k, dw, late_d + TILE);
-            issue_scores<HD, N>(ds, tv, td);
-            wgmma_wait<LATE ? 3 : 1>(s);
-            weigh_pairs(s, keys, query, lse);
-            if (LATE) {
-                wgmma_wait<0>(ds, sum_v, sum_k);
-                if (late < STAGES) warp_arrive(m.empty + late);
-                operands_of<N>(w, s);
-            } else {
-                operands_of<N>(w, s);
-                issue_sums<HD, N>(sum_v, w, td);
-                wgmma_wait<1>(ds);
-            }
-#pragma unroll
-            for (int j = 0; j < N / 8; j++) slope_of(ds[j], s[j], delta + j * 8);
-            operands_of<N>(dw, ds);
-            late = turn.stage;
-            if (!LATE) {
-                issue_sums<HD, N>(sum_k, dw, tq);
-                wgmma_wait<0>(sum_v, sum_k);
-                warp_arrive(m.empty + turn.stage);
-            }
-        } else {
+        if (keys.any && query + N > 0 && query - (int)GROUP_ROWS + 1 < keys.window) // some query sees a key
+            add_queries<HD>(sum, m, turn.stage, keys, query, tk, tv);
+        else
             warp_arrive(m.empty + turn.stage);
-        }
         query = query + N < t.end ? query + N : t.begin;
     }
-    if (!LATE || late == STAGES) return;
-    issue_sums<HD, N>(sum_v, w, m.stages + 2 * late * TILE);
-    issue_sums<HD, N>(sum_k, dw, m.stages + (2 * late + 1) * TILE);
+    if (!LATE_SUMS<HD> || sum.late == DKV_STAGES<HD>) return;
+    issue_late<HD>(sum, m, sum.late);
     wgmma_wait<0>(sum_v, sum_k);
 }
 
@@ -289,42 +339,16 @@ __global__ void __launch_bounds__(HOPPER_THREADS, 1)
                                 const float *lse, const float *delta, SpanBlocks blocks, HeadShape shape,
                                 size_t first_row, size_t first_key) {
 #ifdef WGMMA_CODE
-    constexpr unsigned KEYS = DKV_KEYS<HD>, STAGES = DKV_STAGES<HD>, QUERIES = DKV_QUERIES, TILE = QUERIES * HD;
-    DYNAMIC_PANELS(floatX, tiles);
-    SHARED(TileBarrier, barriers, 1 + 3 * STAGES);
-    floatX *const stages = tiles + 2 * KEYS * HD;
-    float *const beside = (float *)(stages + 2 * STAGES * TILE);
-    const DkvShared m = {tiles,
-                         tiles + KEYS * HD,
-                         stages,
-                         beside,
-                         beside + 2 * STAGES * QUERIES,
-                         barriers,
-                         barriers + 1,
-                         barriers + 1 + STAGES,
-                         barriers + 1 + 2 * STAGES};
-    if (threadIdx.x == 0) {
-        barrier_start(m.held, 1);
-        ring_start(m.full, m.empty, STAGES, 1 + LANES);
-        for (unsigned i = 0; i < STAGES; i++) barrier_start(m.met + i, CONSUMER_WARPS / 2);
-        barriers_started();
-    }
-    __syncthreads();
-    const SpanBlock block = span_block(blocks, KEYS, true);
+    const DkvShared m = dkv_shared<HD>();
+    dkv_begin<HD>(m);
+    const SpanBlock block = span_block(blocks, DKV_KEYS<HD>, true);
     const unsigned group = group_number() - 1, warp_row = threadIdx.x / LANES % 4 * 16,
                    row = warp_row + threadIdx.x % LANES / 4;
     const size_t key = block.begin + (SHARED_KEYS<HD> ? 0 : group * GROUP_ROWS); // the group's first key
     const QueryTiles t = query_tiles(block, (size_t)blocks.window, key, (unsigned)(shape.NH / shape.NKV));
     if (group + 1 == 0) {
         registers_give<24>();
-        if (threadIdx.x == 0) {
-            barrier_expect(m.held, 2 * KEYS * HD * sizeof(floatX));
-            for (unsigned r = 0; r < KEYS; r += GROUP_ROWS) {
-                const unsigned from = (unsigned)(block.begin - first_key) + r;
-                head_load<HD, GROUP_ROWS>(m.k + r * HD, &k, m.held, blockIdx.y, from);
-                head_load<HD, GROUP_ROWS>(m.v + r * HD, &v, m.held, blockIdx.y, from);
-            }
-        }
+        if (threadIdx.x == 0) load_keys<HD>(m, &k, &v, (unsigned)(block.begin - first_key));
         load_queries<HD>(m, t, &q, &dout, lse, delta, shape.NH, (unsigned)first_row);
         return;
     }
@@ -350,6 +374,37 @@ struct DqShared {
     TileBarrier *held, *full, *empty;
 };
 
+template <int HD> __device__ inline DqShared dq_shared() {
+    DYNAMIC_PANELS(floatX, tiles);
+    SHARED(TileBarrier, barriers, 1 + 2 * DQ_STAGES<HD>);
+    return DqShared{tiles,        tiles + DQ_QUERIES * HD,     tiles + 2 * DQ_QUERIES * HD, barriers,
+                    barriers + 1, barriers + 1 + DQ_STAGES<HD>};
+}
+
+// What a block loads: its queries from row `row` on, keys and values from row `key` on
+struct DqLoads {
+    const TensorMap *q, *dout, *k, *v;
+    unsigned row, key, key_head;
+};
+
+// Loads the queries, then all tiles of `length` keys and values. One thread.
+template <int HD> __device__ inline void dq_load(const DqShared &m, const DqLoads &from, unsigned length) {
+    constexpr unsigned KEYS = DQ_KEYS<HD>, TILE = KEYS * HD;
+    barrier_expect(m.held, 2 * DQ_QUERIES * HD * sizeof(floatX));
+    for (unsigned r = 0; r < DQ_QUERIES; r += GROUP_ROWS) {
+        head_load<HD, GROUP_ROWS>(m.q + r * HD, from.q, m.held, blockIdx.y, from.row + r);
+        head_load<HD, GROUP_ROWS>(m.dout + r * HD, from.dout, m.held, blockIdx.y, from.row + r);
+    }
+    Turn turn = {};
+    for (unsigned i = 0; i < 2 * tiles_in<KEYS>(length); i++, turn_next<DQ_STAGES<HD>>(turn)) {
+        TileBarrier *const loaded = m.full + turn.stage;
+        barrier_wait(m.empty + turn.stage, turn.phase ^ 1);
+        barrier_expect(loaded, TILE * sizeof(floatX));
+        head_load<HD, KEYS>(m.stages + turn.stage * TILE, i % 2 ? from.k : from.v, loaded, from.key_head,
+                            from.key + i / 2 * KEYS);
+    }
+}
+
 // A group's queries, relative to the block's first key, and what belongs to this thread's: row, row + 8
 struct QueryRows {
     unsigned group;
@@ -359,23 +414,61 @@ struct QueryRows {
     float scale, lse[2], delta[2];
 };
 
-// Sums dq. LATE: as in sum_own_keys
+// Sums of dq, and ds of the keys that are added next, with their stage; DQ_STAGES: there are none. LATE: as in KeySums
+template <int HD> struct QuerySums {
+    static constexpr bool LATE = HD <= 128; // else stages are too few
+    float (&q)[HD / 8][4];
+    OperandA w[DQ_KEYS<HD> / 16];
+    unsigned late;
+};
+
+// Adds the keys from `key` on to the sums; stages of their values and themselves.
+template <int HD, bool RANGE>
+__device__ inline void add_keys(QuerySums<HD> &sum, const DqShared &m, unsigned of_v, unsigned of_k, unsigned key,
+                                const QueryRows &rows) {
+    constexpr bool LATE = QuerySums<HD>::LATE;
+    constexpr unsigned STAGES = DQ_STAGES<HD>, TILE = DQ_KEYS<HD> * HD;
+    constexpr int N = DQ_KEYS<HD>;
+    const floatX *const tq = m.q + rows.group * GROUP_ROWS * HD, *const td = m.dout + rows.group * GROUP_ROWS * HD;
+    const floatX *const tv = m.stages + of_v * TILE, *const tk = m.stages + of_k * TILE;
+    float s[N / 8][4], ds[N / 8][4];
+    wgmma_fence();
+    issue_scores<HD, N>(s, tq, tk);
+    if (LATE) issue_sums<HD, N>(sum.q, sum.w, sum.late < STAGES ? m.stages + sum.late * TILE : tk);
+    issue_scores<HD, N>(ds, td, tv);
+    wgmma_wait<LATE ? 2 : 1>(s);
+    hide<N, RANGE>(s, rows.sight, key, threadIdx.x % LANES / 4, rows.window);
+#pragma unroll
+    for (int j = 0; j < N / 8; j++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) s[j][e] = fast_exp2(fmaf(s[j][e], rows.scale, -rows.lse[e / 2]));
+    wgmma_wait<0>(ds, sum.q);
+    warp_arrive(m.empty + of_v);
+    if (LATE && sum.late < STAGES) warp_arrive(m.empty + sum.late);
+#pragma unroll
+    for (int j = 0; j < N / 8; j++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) ds[j][e] = s[j][e] * (ds[j][e] - rows.delta[e / 2]);
+    operands_of<N>(sum.w, ds);
+    sum.late = of_k;
+    if (LATE) return;
+    issue_sums<HD, N>(sum.q, sum.w, tk);
+    wgmma_wait<0>(sum.q);
+    warp_arrive(m.empty + of_k);
+}
+
+// Sums dq.
 template <int HD, bool RANGE>
 __device__ inline void sum_queries(float (&sums)[HD / 8][4], const DqShared &m, unsigned length,
                                    const QueryRows &rows) {
-    constexpr bool LATE = HD <= 128; // else stages are too few
-    constexpr unsigned KEYS = DQ_KEYS<HD>, STAGES = DQ_STAGES<HD>, TILE = KEYS * HD;
-    constexpr int N = KEYS;
-    const floatX *const tq = m.q + rows.group * GROUP_ROWS * HD, *const td = m.dout + rows.group * GROUP_ROWS * HD;
-    OperandA w[N / 16] = {}; // ds
-    unsigned late = STAGES;  // stage of the keys it belongs to
+    constexpr unsigned KEYS = DQ_KEYS<HD>, STAGES = DQ_STAGES<HD>;
+    QuerySums<HD> sum = {sums, {}, STAGES};
     Turn turn = {};
     for (unsigned key = 0; key < length; key += KEYS) {
         const Turn of_v = turn;
         turn_next<STAGES>(turn);
         const Turn of_k = turn;
         turn_next<STAGES>(turn);
-        const floatX *const tv = m.stages + of_v.stage * TILE, *const tk = m.stages + of_k.stage * TILE;
         barrier_wait(m.full + of_v.stage, of_v.phase);
         barrier_wait(m.full + of_k.stage, of_k.phase);
         if (!rows.any || (int)key >= rows.first + (int)GROUP_ROWS ||
@@ -383,33 +476,10 @@ __device__ inline void sum_queries(float (&sums)[HD / 8][4], const DqShared &m, 
             warp_arrive(m.empty + of_v.stage), warp_arrive(m.empty + of_k.stage);
             continue;
         }
-        float s[N / 8][4], ds[N / 8][4];
-        wgmma_fence();
-        issue_scores<HD, N>(s, tq, tk);
-        if (LATE) issue_sums<HD, N>(sums, w, late < STAGES ? m.stages + late * TILE : tk);
-        issue_scores<HD, N>(ds, td, tv);
-        wgmma_wait<LATE ? 2 : 1>(s);
-        hide<N, RANGE>(s, rows.sight, key, threadIdx.x % LANES / 4, rows.window);
-#pragma unroll
-        for (int j = 0; j < N / 8; j++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) s[j][e] = fast_exp2(fmaf(s[j][e], rows.scale, -rows.lse[e / 2]));
-        wgmma_wait<0>(ds, sums);
-        warp_arrive(m.empty + of_v.stage);
-        if (LATE && late < STAGES) warp_arrive(m.empty + late);
-#pragma unroll
-        for (int j = 0; j < N / 8; j++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) ds[j][e] = s[j][e] * (ds[j][e] - rows.delta[e / 2]);
-        operands_of<N>(w, ds);
-        late = of_k.stage;
-        if (LATE) continue;
-        issue_sums<HD, N>(sums, w, tk);
-        wgmma_wait<0>(sums);
-        warp_arrive(m.empty + of_k.stage);
+        add_keys<HD, RANGE>(sum, m, of_v.stage, of_k.stage, key, rows);
     }
-    if (!LATE || late == STAGES) return;
-    issue_sums<HD, N>(sums, w, m.stages + late * TILE);
+    if (!QuerySums<HD>::LATE || sum.late == STAGES) return;
+    issue_sums<HD, (int)KEYS>(sums, sum.w, m.stages + sum.late * KEYS * HD);
     wgmma_wait<0>(sums);
 }
 
@@ -437,14 +507,10 @@ __global__ void __launch_bounds__(HOPPER_THREADS, 1)
                                const float *lse, const float *delta, SpanBlocks blocks, HeadShape shape,
                                size_t first_row, size_t first_key, bool accumulate) {
 #ifdef WGMMA_CODE
-    constexpr unsigned KEYS = DQ_KEYS<HD>, STAGES = DQ_STAGES<HD>, TILE = KEYS * HD;
-    DYNAMIC_PANELS(floatX, tiles);
-    SHARED(TileBarrier, barriers, 1 + 2 * STAGES);
-    const DqShared m = {tiles,        tiles + DQ_QUERIES * HD, tiles + 2 * DQ_QUERIES * HD, barriers,
-                        barriers + 1, barriers + 1 + STAGES};
+    const DqShared m = dq_shared<HD>();
     if (threadIdx.x == 0) {
         barrier_start(m.held, 1);
-        ring_start(m.full, m.empty, STAGES, 1);
+        ring_start(m.full, m.empty, DQ_STAGES<HD>, 1);
         barriers_started();
     }
     __syncthreads();
@@ -453,22 +519,14 @@ __global__ void __launch_bounds__(HOPPER_THREADS, 1)
     const unsigned length = keys_begin < block.keys.end ? (unsigned)(block.keys.end - keys_begin) : 0;
     if (group_number() == 0) {
         registers_give<24>();
-        if (threadIdx.x) return;
-        barrier_expect(m.held, 2 * DQ_QUERIES * HD * sizeof(floatX));
-        for (unsigned r = 0; r < DQ_QUERIES; r += GROUP_ROWS) {
-            const unsigned from = (unsigned)(block.begin - block.origin - first_row) + r;
-            head_load<HD, GROUP_ROWS>(m.q + r * HD, &q, m.held, blockIdx.y, from);
-            head_load<HD, GROUP_ROWS>(m.dout + r * HD, &dout, m.held, blockIdx.y, from);
-        }
-        const unsigned key_head = blockIdx.y / (unsigned)(shape.NH / shape.NKV), count = 2 * tiles_in<KEYS>(length),
-                       from = (unsigned)(keys_begin - first_key);
-        Turn turn = {};
-        for (unsigned i = 0; i < count; i++, turn_next<STAGES>(turn)) {
-            TileBarrier *const loaded = m.full + turn.stage;
-            barrier_wait(m.empty + turn.stage, turn.phase ^ 1);
-            barrier_expect(loaded, TILE * sizeof(floatX));
-            head_load<HD, KEYS>(m.stages + turn.stage * TILE, i % 2 ? &k : &v, loaded, key_head, from + i / 2 * KEYS);
-        }
+        const DqLoads from = {&q,
+                              &dout,
+                              &k,
+                              &v,
+                              (unsigned)(block.begin - block.origin - first_row),
+                              (unsigned)(keys_begin - first_key),
+                              blockIdx.y / (unsigned)(shape.NH / shape.NKV)};
+        if (threadIdx.x == 0) dq_load<HD>(m, from, length);
         return;
     }
     registers_take<240>();
@@ -509,6 +567,17 @@ static TensorMap heads_map(const floatX *x, size_t heads, size_t HD, size_t rows
     return tensor_map(x, TensorDims{HD, heads, max_size(rows, 1), HD, heads * HD}, 1, GROUP_ROWS);
 }
 
+// Returns the keys that spans `from` to `next` of the call see, from the first to the last.
+static KeyRange keys_of_spans(const SpanBlocks &blocks, const AttentionShape *call, size_t from, size_t next) {
+    KeyRange keys = {SIZE_MAX, min_size(call->keys.end, call->spans.span[next - 1].end)};
+    for (size_t i = from; i < next; i++) {
+        const Span span = call->spans.span[i];
+        keys.begin = min_size(keys.begin, keys_seen(blocks, span.document, span.begin, span.end).begin);
+    }
+    if (keys.begin >= keys.end) keys.begin = keys.end = 0;
+    return keys;
+}
+
 // Runs backward once delta is known. Returns whether the kernels above serve these heads here; else does nothing.
 static bool hopper_backward(void *dq, float *dk, float *dv, const floatX *dout, const floatX *q, const floatX *k,
                             const floatX *v, const float *lse, const float *delta, const AttentionShape *call,
@@ -523,12 +592,7 @@ static bool hopper_backward(void *dq, float *dk, float *dv, const floatX *dout, 
         const size_t next = span_blocks(&blocks, spans, call->keys, from, DQ_QUERIES, false);
         const Span *const begin = &spans.span[from], *const last = &spans.span[next - 1];
         const size_t row = begin->row, rows = last->row + last->end - last->begin - row;
-        KeyRange keys = {SIZE_MAX, min_size(call->keys.end, last->end)};
-        for (size_t i = from; i < next; i++) {
-            const Span span = spans.span[i];
-            keys.begin = min_size(keys.begin, keys_seen(blocks, span.document, span.begin, span.end).begin);
-        }
-        if (keys.begin >= keys.end) keys.begin = keys.end = 0;
+        const KeyRange keys = keys_of_spans(blocks, call, from, next);
         const size_t first = keys.begin * NKV * HD, count = keys.end - keys.begin;
         const TensorMap of_q = heads_map(q + row * NH * HD, NH, HD, rows),
                         of_dout = heads_map(dout + row * NH * HD, NH, HD, rows),

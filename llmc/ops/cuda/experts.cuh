@@ -15,6 +15,7 @@ neighbouring columns come first, then rows of the same expert, so its matrix is 
 #define LLMC_CUDA_EXPERTS_CUH
 #include "delta_blocks.cuh"
 #include "dequantise.cuh"
+#include "experts_bias.cuh"
 #include "experts_wgmma.cuh"
 #include "routes.cuh"
 
@@ -232,15 +233,16 @@ static void cuda_experts_forward(Stored *out, const Stored *x, const Stored *wei
 }
 
 static void cuda_experts_activate(Stored *out, Stored *gate_up, const Stored *x, const Stored *weight,
-                                  const Summed *factor, const int32_t *first, const int32_t *source, size_t rows,
-                                  size_t E, size_t C, size_t I, Activation activation, int keep) {
+                                  const Stored *bias, const Summed *factor, const int32_t *first, const int32_t *source,
+                                  size_t rows, size_t E, size_t C, size_t I, Activation activation, int keep) {
     const size_t H = activation_width(activation.kind, I), W = full_pack<floatX>;
     const bool packed = C % W == 0 && I % W == 0 && all_aligned(out, gate_up, x, weight);
     const GroupedProduct p = {
         (floatX *)out, NULL, (const floatX *)x, (const floatX *)weight, first, (unsigned)E, 0, C, H, false};
-    const ActivatedRows to = {keep ? (floatX *)gate_up : NULL, (const float *)factor, source};
-    if (packed && !few_rows(rows, E) && wgmma_activated(p, to, activation.kind, rows)) return;
+    const ActivatedRows to = {keep ? (floatX *)gate_up : NULL, (const floatX *)bias, (const float *)factor, source};
+    if (packed && !few_rows(rows, E) && wgmma_activated(p, to, activation, rows)) return;
     cuda_experts_forward(gate_up, x, weight, first, rows, E, C, H, 0);
+    if (bias) cuda_experts_bias_forward(gate_up, bias, NULL, first, source, rows, E, H);
     cuda_activation_forward(out, gate_up, activation, rows, I);
     if (factor) cuda_route_weigh(out, out, factor, source, rows, I);
 }

@@ -4,7 +4,7 @@ kernel finds its tiles from first[E + 1], so the host never waits for counts. An
 */
 #ifndef LLMC_CUDA_EXPERTS_ROWS_CUH
 #define LLMC_CUDA_EXPERTS_ROWS_CUH
-#include "platform.cuh"
+#include "activation.cuh"
 
 struct RowTile {
     unsigned expert, begin, rows;
@@ -75,11 +75,13 @@ struct GroupedProduct {
 };
 
 // Arguments of an activated product besides GroupedProduct. A row is multiplied by factor[source[row]]. gate_up NULL:
-// it is not stored; factor NULL: no factors
+// it is not stored; bias NULL, factor NULL: there are none
 struct ActivatedRows {
-    floatX *gate_up; // [rows, OC]
+    floatX *gate_up;    // [rows, OC]
+    const floatX *bias; // [E, OC]
     const float *factor;
     const int32_t *source;
+    Clamp clamp;
 };
 
 #endif

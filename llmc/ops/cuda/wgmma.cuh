@@ -31,6 +31,16 @@ Barriers of a pipeline, and its loads:
     panel_load(to, map, b, x, y, z)             one thread loads one panel; elements outside the tensor are 0. Always
                                                 adds the whole panel's bytes to the barrier
 
+A cluster is a few blocks that run at the same time on neighbouring multiprocessors, CLUSTER_OF(size) of its kernel:
+
+    LAUNCH_CLUSTERS(kernel, size, grid, ..)     LAUNCH; the grid is a multiple of the size
+    cluster_rank()                              this block's number in its cluster
+    cluster_sync()                              waits for all threads of the cluster: after barriers are started, and
+                                                after the last write to another block
+    barrier_arrive_at(b, rank)                  one arrival at barrier b of that block, which orders no ordinary stores
+    panel_multicast(to, map, b, x, y, z, set)   panel_load into all blocks whose bits are set, at the same place; each
+                                                block's barrier counts the bytes
+
 What the emulator cannot see is listed in test/README.md.
 */
 #ifndef LLMC_CUDA_WGMMA_CUH
@@ -77,7 +87,13 @@ static bool wgmma_on(void) {
 #define DYNAMIC_PANELS(type, name)                                                                                     \
     extern __shared__ __align__(1024) unsigned char dynamic_panels[];                                                  \
     type *const name = (type *)dynamic_panels
-#define TENSOR_MAP const __grid_constant__ TensorMap
+#define TENSOR_MAP                                          const __grid_constant__ TensorMap
+#define LAUNCH_CLUSTERS(kernel, size, grid, threads, bytes) LAUNCH(kernel, grid, threads, bytes)
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#define CLUSTER_OF(size) __cluster_dims__(size, 1, 1)
+#else
+#define CLUSTER_OF(size)
+#endif
 
 typedef CUtensorMap TensorMap;
 
@@ -243,6 +259,30 @@ __device__ inline void panel_load(floatX *to, const TensorMap *map, TileBarrier 
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, "
                  "%4}], [%5];" ::"r"(shared_address(to)),
                  "l"(map), "r"((int)x), "r"((int)y), "r"((int)z), "r"(shared_address(b))
+                 : "memory");
+}
+
+// ---- clusters -------------------------------------------------------------------------------------------------------
+__device__ inline unsigned cluster_rank() {
+    unsigned rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+__device__ inline void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;" ::: "memory");
+}
+__device__ inline void barrier_arrive_at(TileBarrier *b, unsigned rank) {
+    asm volatile(
+        "{.reg .b32 at; mapa.shared::cluster.u32 at, %0, %1; mbarrier.arrive.shared::cluster.b64 _, [at];}" ::"r"(
+            shared_address(b)),
+        "r"(rank)
+        : "memory");
+}
+__device__ inline void panel_multicast(floatX *to, const TensorMap *map, TileBarrier *b, size_t x, size_t y, size_t z,
+                                       unsigned set) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+                 "[%1, {%2, %3, %4}], [%5], %6;" ::"r"(shared_address(to)),
+                 "l"(map), "r"((int)x), "r"((int)y), "r"((int)z), "r"(shared_address(b)), "h"((unsigned short)set)
                  : "memory");
 }
 
