@@ -115,6 +115,8 @@ def add(path, results):
     check(record, "the record", needed | {"kind": words(kind), rows: lambda x: isinstance(x, list) and len(x) < 1000}, allowed)
     for i, row in enumerate(record[rows], 1):
         check(row, f"{rows} {i}", of_row, maybe_of_row)
+        if kind == "ops" and not row.keys() & {"gb_per_s", "tflop_per_s"}:
+            raise Wrong(f"ops {i} has no rate")
     device = re.sub("[^a-z0-9]+", "-", record.get("device_name", record.get("device")).lower()).strip("-")
     for other in glob.glob(os.path.join(results, f"{kind}-{device}-*.json")):
         with open(other, encoding="utf-8") as file:
