@@ -190,7 +190,7 @@ records() {
  \"command\": \"$me\""
     to=$(slug "$gpu")-$(date -u +%F).json
     [ ! -s "$out/rows.jsonl" ] || printf '{"kind": "queue", %s, "rows": [\n%s\n]}\n' "$common" "$(sed '$!s/$/,/' "$out/rows.jsonl")" >"$out/queue-$to"
-    [ ! -s "$out/bench.json" ] || sed "1s|^{|{\"kind\": \"ops\", $(echo "$common" | tr -d '\n'), |; s/\"device\": \"[^\"]*\", \"compute/\"compute/" "$out/bench.json" >"$out/ops-$to"
+    [ ! -s "$out/bench.json" ] || sed "1s|^{|{\"kind\": \"ops\", $(echo "$common" | tr -d '\n'), \"what\": \"dev/cuda/bench.cu, medians of 11 runs with cold caches\", |; s/\"device\": \"[^\"]*\", \"compute/\"compute/" "$out/bench.json" >"$out/ops-$to"
     entries=$(pass_entries) limit=
     [ -z "$entries" ] || { plan_for "--init gpt2 --memory-limit $card" && limit=$(plan_says usable_bytes); }
     [ -z "$entries" ] || printf '{"kind": "passes", %s, "what": "train bp; seconds: median of those after a warm-up, or of the only pass", "memory_limit": %s, "passes": [\n%s\n]}\n' \

@@ -45,7 +45,7 @@ def date(x):
 SECONDS, BYTES, REAL, FLAG = number(1e-9, 1e7), number(0, 1e14, int), number(-1e9, 1e9), words(True, False)
 NAME = text(r"[A-Za-z0-9][A-Za-z0-9 ().,@/+_-]{1,100}")  # of a device: dev/results names files by it
 COMMIT = text(r"(unknown|[0-9a-f]{4,40})(-dirty|-modified)?")
-HEAD = {"device_name": NAME, "on_gpu": FLAG, "driver": text(r"[0-9.]{0,20}"), "libraries": text(r"[A-Za-z0-9 .,]{0,120}"), "date": date, "commit": COMMIT,
+HEAD = {"device_name": NAME, "on_gpu": FLAG, "driver": text(r"[0-9.]{1,20}|none|unknown"), "libraries": text(r"[A-Za-z0-9 .,]{0,120}"), "date": date, "commit": COMMIT,
         "command": text()}
 KIT = {"device": NAME, "machine": text(r"[a-z0-9-]{0,20}")}  # --machine's name, or none
 MEASURED = {"seconds": SECONDS, "planned_seconds": maybe(SECONDS), "tokens": number(1, 1e10, int)}
@@ -63,9 +63,9 @@ KINDS = {
     "passes": (HEAD | KIT | {"what": text(), "memory_limit": maybe(BYTES)}, {}, "passes",
                MEASURED | MEMORY | {"options": text(), "passes": number(1, 1e6, int), "warmup_seconds": maybe(SECONDS), "attention_workspace": maybe(BYTES)},
                {}),
-    "ops": (HEAD | KIT | {"dtype": text(), "compute_capability": text()}, dict.fromkeys(
-        ["repeats", "cublaslt", "memory_bytes", "copy_gb_per_s", "product_tflop_per_s"], number(0, 1e14)) | {"cuda": text(), "cuda_of_driver": text()}, "ops",
-            OP, dict.fromkeys(["rows", "in", "out", "gb_per_s", "tflop_per_s", "share_of_copy", "share_of_product"], number(0, 1e12))),
+    "ops": (HEAD | KIT | dict.fromkeys(["what", "dtype", "compute_capability", "cuda"], text()) | dict.fromkeys(
+        ["copy_gb_per_s", "product_tflop_per_s"], number(0, 1e6)), dict.fromkeys(["repeats", "cublaslt", "memory_bytes"], BYTES) | {"cuda_of_driver": text()},
+            "ops", OP, dict.fromkeys(["rows", "in", "out", "gb_per_s", "tflop_per_s", "share_of_copy", "share_of_product"], number(0, 1e12))),
     "test": ({key: HEAD[key] for key in ("driver", "libraries", "date", "commit")} | {
         "device": NAME, "op_set": words("cpu", "cuda"), "cuda": text(), "sources": text(), "passed": BYTES, "failed": BYTES, "skipped": BYTES,
         "complete": FLAG, "attention": words("cudnn", "own", "unknown")}, {}, "programs", PROGRAM, {"cudnn_calls": BYTES}),
@@ -115,6 +115,8 @@ def add(path, results):
     check(record, "the record", needed | {"kind": words(kind), rows: lambda x: isinstance(x, list) and len(x) < 1000}, allowed)
     for i, row in enumerate(record[rows], 1):
         check(row, f"{rows} {i}", of_row, maybe_of_row)
+        if kind == "ops" and not row.keys() & {"gb_per_s", "tflop_per_s"}:
+            raise Wrong(f"ops {i} has no rate")
     device = re.sub("[^a-z0-9]+", "-", record.get("device_name", record.get("device")).lower()).strip("-")
     for other in glob.glob(os.path.join(results, f"{kind}-{device}-*.json")):
         with open(other, encoding="utf-8") as file:

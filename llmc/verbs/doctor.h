@@ -135,7 +135,7 @@ static void report_machine_json(JsonOut *json) {
     for (const char *word = driver && gpu ? driver->text : ""; *word; word += strcspn(word, " "), word += *word == ' ')
         if (!*version && isdigit((unsigned char)*word) && memchr(word, '.', strcspn(word, " ,")))
             snprintf(version, sizeof(version), "%.*s", (int)strcspn(word, " ,"), word);
-    json_text(json, "driver", version);
+    json_text(json, "driver", *version ? version : gpu ? "unknown" : "none");
     for (size_t i = 0; i < sizeof(libraries) / sizeof(*libraries); i++) {
         const DoctorRow *row = doctor_find(libraries[i]);
         if (!row || !isdigit((unsigned char)*row->text)) continue;

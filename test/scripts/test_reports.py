@@ -37,7 +37,7 @@ add_report.add(file.name, FOLDER)
 assert len(os.listdir(FOLDER)) == 2 and any(name.endswith("-2.json") for name in os.listdir(FOLDER)), os.listdir(FOLDER)
 
 changes = {"device_name": ["../../etc/passwd", "", "-x", "a" * 200, "a\nb", 3, "..", "caf\u00e9"], "on_gpu": [1, "true", None],
-           "date": ["2025-01-01", "2099-01-01", "today", None], "commit": ["; rm", "", None], "driver": ["580; x"], "right": [0],
+           "date": ["2025-01-01", "2099-01-01", "today", None], "commit": ["; rm", "", None], "driver": ["580; x", ""], "right": [0],
            "wrong": ["x", [1], ["a\u0000"]], "rates": [[], {"x": -1}, {"x": "1"}, {"x\n": 1}], "rows": [{}, None], "op_set": ["gpu", 0], "dtype": ["fp8"],
            "libraries": ["/home/me/lib"], "command": [["x"], "a\nb"], "version": [0.1]}
 assert set(changes) == set(good) - {"kind"}, set(good) ^ set(changes)

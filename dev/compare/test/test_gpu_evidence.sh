@@ -138,7 +138,7 @@ END_OF_KIT_TEST
 cat >"$WORK/made/cuda13/bench" <<'END_OF_KIT_BENCH'
 #!/bin/sh
 printf '%-24s %-24s %10.3f ms %9.1f %-7s %6.1f %% of %s\n' copy 'layer inputs' 1 2900 GB/s 85 copy attention_forward 'the last chunk' 3 600 TFLOP/s 30 product >&2
-echo '{"dtype": "bf16", "device": "NVIDIA H100", "compute_capability": "9.0", "ops": [{"op": "adamw", "of": "a layer, fp32 master", "rows": 1, "ms": 9}, {"op": "conv_backward", "of": "query, key, value", "rows": 4096, "ms": 0.08}]}'
+echo '{"dtype": "bf16", "device": "NVIDIA H100", "compute_capability": "9.0", "cuda": "13.0", "copy_gb_per_s": 2900, "product_tflop_per_s": 790, "ops": [{"op": "adamw", "of": "a layer, fp32 master", "rows": 1, "ms": 9, "gb_per_s": 600}, {"op": "conv_backward", "of": "query, key, value", "rows": 4096, "ms": 0.08, "gb_per_s": 2500}]}'
 END_OF_KIT_BENCH
 cat >"$WORK/made/cuda13/bench_decode" <<'END_OF_KIT_DECODE'
 #!/bin/sh
