@@ -231,6 +231,7 @@ def muse_glimmer(r):
     s, rope = sizes(r), scaling(r, 64)
     types = r.choice([None, kinds(r, s["num_hidden_layers"], "sliding_attention")])
     thetas = types and [r.choice([0, rope["rope_theta"]]) if t == "full_attention" else rope["rope_theta"] for t in types]
+    s["tie_word_embeddings"] = False  # the class ignores the key in text_config
     text = dict(**s, layer_types=types, layer_rope_theta=thetas, rope_parameters=rope, sliding_window=r.randrange(1, 30),
                 post_norm_eps=r.choice([1e-8, 1e-3]), qk_scale_factor=r.choice([1.0, 3.87]), output_multiplier=r.choice([0.2, 1.5]),
                 final_logit_softcapping=r.choice([2.0, 20.0]), attention_bias=r.random() < 0.3)
