@@ -60,10 +60,10 @@ near() { awk -v a="$1" -v b="$2" -v d="$3" 'BEGIN { x = a < b ? b - a : a - b; e
 judge() { if "$@"; then echo ok; else echo WRONG; fi; }
 
 # bp WHAT SECONDS OPTIONS...: a line in passes.jsonl
-device=cuda dtype=bf16
+computes=cuda dtype=bf16
 bp() {
-    step "$1" "$2" "$TRAIN" bp --json --device $device --dtype $dtype $3 || return
-    planned=$([ -z "$card" ] || [ $device$dtype != cudabf16 ] ||
+    step "$1" "$2" "$TRAIN" bp --json --device $computes --dtype $dtype $3 || return
+    planned=$([ -z "$card" ] || [ $computes$dtype != cudabf16 ] ||
         "$TRAIN" plan --for bp --machine "$card" --json --quiet --dtype bf16 $3 2>>"$log" | value estimated_seconds)
     printf '{"pass": "%s", "options": "%s", "date": "%s", "planned_seconds": %s, "gpu": %s, "result": %s}\n' "$1" "$3" "$(date -u +%FT%TZ)" \
         "${planned:-null}" "$(gpu_samples "$out/samples")" "$(tr -d '\n' <"$out/step.out")" >>"$out/passes.jsonl"
@@ -161,9 +161,9 @@ tests() { # what, seconds, name in the record, program, part
 
 # ---- 2. right or wrong ----------------------------------------------------------------------------------------------------------------
 small='--init qwen3-8b,num_hidden_layers=2,vocab_size=4000,hidden_size=512,intermediate_size=1024 --seq-len 512'
-device=cpu dtype=fp32
+computes=cpu dtype=fp32
 gradient 'fp32 on the CPU' '' 'fp32 on the CPU'
-device=cuda
+computes=cuda
 gradient fp32 '' 'fp32 on the CPU' 0.0001
 dtype=bf16
 gradient bf16 '' 'fp32 on the CPU' 0.005
