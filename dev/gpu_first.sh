@@ -30,9 +30,9 @@ choose_build
 
 # ---- 2. right or wrong ----------------------------------------------------------------------------------------------------------------
 small='--init qwen3-8b,num_hidden_layers=2,vocab_size=4000,hidden_size=512,intermediate_size=1024 --seq-len 512'
-device=cpu dtype=fp32
+computes=cpu dtype=fp32
 gradient 'fp32 on the CPU' '' 'fp32 on the CPU'
-device=cuda
+computes=cuda
 gradient fp32 '' 'fp32 on the CPU' 0.0001
 dtype=bf16
 gradient bf16 '' 'fp32 on the CPU' 0.005

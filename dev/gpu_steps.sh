@@ -51,12 +51,12 @@ with() { # NAME=VALUE of the environment, command...
 }
 environment() { env | grep -E '^STREAMBP_(CUDNN|WGMMA|SPLIT_KEYS)=' | sort | paste -sd ' ' -; }
 
-# bp WHAT SECONDS OPTIONS...: a line in passes.jsonl, in $dtype on $device
-device=cuda dtype=bf16
+# bp WHAT SECONDS OPTIONS...: a line in passes.jsonl, in $dtype on $computes
+computes=cuda dtype=bf16
 bp() {
     of="$3" planned=
-    [ $device$dtype = cudabf16 ] || of="--device $device --dtype $dtype $3"
-    step "$1" "$2" "$TRAIN" bp --json --device $device --dtype $dtype $3 || return
+    [ $computes$dtype = cudabf16 ] || of="--device $computes --dtype $dtype $3"
+    step "$1" "$2" "$TRAIN" bp --json --device $computes --dtype $dtype $3 || return
     [ -z "$card" ] || [ "$of" != "$3" ] ||
         planned=$("$TRAIN" plan --for bp --dtype bf16 --machine "$card" --json --quiet $3 2>>"$log" | value estimated_seconds)
     printf '{"pass": "%s", "options": "%s", "environment": "%s", "date": "%s", "planned_seconds": %s, "gpu": %s, "result": %s}\n' "$1" "$of" \
