@@ -24,7 +24,7 @@ logging.disable_progress_bar()
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 # Keys that a config.json written anew may say otherwise: how the model was trained and saved, and special tokens, which
 # weights know nothing of.
-FREE = {"transformers_version", "bos_token_id", "eos_token_id", "pad_token_id", "attn_pdrop", "embd_pdrop", "resid_pdrop",
+FREE = {"transformers_version", "bos_token_id", "eos_token_id", "pad_token_id", "attn_pdrop", "embd_pdrop", "resid_pdrop", "attention_dropout",
         "n_inner", "torch_dtype", "rope_theta", "partial_rotary_factor", "max_window_layers", "_name_or_path", "pretraining_tp",
         "sliding_window_pattern", "_sliding_window_pattern"}  # layer_types says it layer by layer
 YARN = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}  # where nothing is said
