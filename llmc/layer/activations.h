@@ -143,23 +143,33 @@ static int keeps_row(const Layer *layer, size_t i) {
     return layer->row[i].width && layer->row[i].level <= layer->level;
 }
 
-// Sets the counts of earlier layers in layers[l], and the layer that it is like.
-static void layer_count_before(Layer *layers, const Config *c, const Lora *lora, size_t l) {
-    Layer *layer = &layers[l];
-    for (size_t e = 0; e < l; e++) {
-        const Layer *before = &layers[e];
-        layer->number[layer_kind(c, e)]++, layer->state += (size_t)has_state(before);
-        for (size_t i = 0; i < ACTIVATION_ROWS; i++)
-            if (before->off == layer->off && keeps_row(before, i)) layer->row[i].before += before->row[i].width;
+// Counts of the layers before a layer: of each kind, with a state; elements of a token that they keep, by place
+typedef struct {
+    size_t number[LAYER_KINDS], state, kept[2][ACTIVATION_ROWS];
+} LayersBefore;
+
+// Sets a layer's counts of earlier layers, and adds the layer to them.
+static void layer_count_before(Layer *layer, LayersBefore *before, LayerKind kind) {
+    size_t *kept = before->kept[layer->off];
+    memcpy(layer->number, before->number, sizeof(layer->number));
+    layer->state = before->state;
+    for (size_t i = 0; i < ACTIVATION_ROWS; i++) {
+        layer->row[i].before = kept[i];
+        if (keeps_row(layer, i)) kept[i] += layer->row[i].width;
     }
-    for (layer->like = 0; layer->like < l; layer->like++) {
-        const Layer *first = &layers[layer->like];
-        const int kind = layer_kind(c, layer->like) == layer_kind(c, l) && first->form == layer->form &&
-                         first->rotates == layer->rotates;
-        if (kind && (!lora || lora->like[layer->like] == lora->like[l]) && first->level == layer->level &&
-            first->off == layer->off)
-            break;
+    before->number[kind]++, before->state += (size_t)has_state(layer);
+}
+
+// Returns the first layer that layer l is like.
+static size_t layer_find_like(const Layer *layers, const Config *c, const Lora *lora, size_t l) {
+    const Layer *layer = &layers[l];
+    for (size_t i = 0; i < l; i++) {
+        const Layer *first = &layers[i];
+        if (layer_kind(c, i) == layer_kind(c, l) && first->form == layer->form && first->rotates == layer->rotates &&
+            (!lora || lora->like[i] == lora->like[l]) && first->level == layer->level && first->off == layer->off)
+            return i;
     }
+    return l;
 }
 
 // Makes all layers of a run; the caller frees them. Layers of one form are copies. lora NULL: the model itself trains
@@ -167,6 +177,7 @@ static Layer *layers_make(const Model *model, const Lora *lora, Keeping keeping)
     const Config *c = &model->config;
     const size_t L = c->num_hidden_layers;
     Layer *layer = (Layer *)checked_calloc(2 * L, sizeof(*layer), "the layers of a run"), *form = layer + L;
+    LayersBefore before = {{0}, 0, {{0}}};
     for (size_t l = 0, forms = 0; l < L; l++) {
         size_t like = 0;
         while (like < forms && form[like].form != layer_form(c, l)) like++;
@@ -177,7 +188,8 @@ static Layer *layers_make(const Model *model, const Lora *lora, Keeping keeping)
         layer[l] = form[like];
         layer[l].rotates = layer_rotates(c, l);
         layer[l].level = keep_level(keeping, l, L), layer[l].off = keep_off(keeping, l, L);
-        layer_count_before(layer, c, lora, l);
+        layer_count_before(&layer[l], &before, layer_kind(c, l));
+        layer[l].like = layer_find_like(layer, c, lora, l);
     }
     return layer;
 }

@@ -335,13 +335,14 @@ static size_t parameter_parts(const Model *table) {
     return most;
 }
 
-// Sums the squares of this rank's shard of a parameter's gradient. memory: the stored gradient from element `begin` on
-static void parameter_squares(const Residency *r, size_t parameter, const char *memory, size_t begin, double *squares) {
+// Sums the squares of this rank's shard of a parameter's gradient. parts: of each parameter. memory: the stored gradient
+// from element `begin` on
+static void parameter_squares(const Residency *r, size_t parameter, size_t parts, const char *memory, size_t begin,
+                              double *squares) {
     const Model *table = trained_table(r);
     const Parameter *p = &table->parameters[parameter];
     const ParameterShard own = parameter_shard(table, own_sharding(r), p);
     const size_t element = element_offset(table, gradients_sharding(r), p->offset + own.first) - begin;
-    const size_t parts = parameter_parts(table);
     squares += parameter * parts;
     if (own.count)
         r->ops->sum_of_squares(squares, parts, memory + element * dtype_size(r->gradient_type), r->gradient_type,
@@ -359,8 +360,9 @@ static double *push_squares(const Residency *r) {
 // function pushes and computes them.
 static const double *gradient_squares(const Residency *r) {
     double *squares = r->squares ? r->squares : push_squares(r);
+    const size_t parts = parameter_parts(trained_table(r));
     for (size_t i = 0; i < trained_table(r)->parameter_count && !r->squares; i++)
-        parameter_squares(r, i, r->gradients, 0, squares);
+        parameter_squares(r, i, parts, r->gradients, 0, squares);
     return squares;
 }
 
@@ -368,15 +370,16 @@ static const double *gradient_squares(const Residency *r) {
 static void stored_return(Residency *r, StoredGradient *g) {
     const Model *table = trained_table(r);
     const size_t size = dtype_size(r->gradient_type);
+    const size_t parts = r->last && !r->walk.dry ? parameter_parts(table) : 0;
     g->page.asked = 0;
     if (!is_off_device(r, PLACED_GRADIENTS)) {
         if (g->page.collective) r->last_ticket = g->page.collective;
         return;
     }
     r->ops->await(g->page.collective);
-    for (size_t i = 0; i < table->parameter_count && r->last && !r->walk.dry; i++)
+    for (size_t i = 0; i < table->parameter_count && parts; i++)
         if (group_of(table, table->parameters[i].offset) == g->page.page)
-            parameter_squares(r, i, g->memory, g->begin, r->squares);
+            parameter_squares(r, i, parts, g->memory, g->begin, r->squares);
     page_store(layer_pager(r, PLACED_GRADIENTS), &g->page, at(r->gradients, g->begin, size), g->memory,
                g->count * size);
 }
