@@ -125,7 +125,7 @@ if [ -x "$gpu" ]; then
     take "$gpu" gpu
     PROGRAM=/gpu/train
     succeeds plan --init qwen3-8b --seq-len 32k --json
-    refuses 1 'no GPU was found \(no NVIDIA driver\)' bp --init qwen3-8b,num_hidden_layers=1 --seq-len 1024
+    refuses 1 'no GPU was found \(no NVIDIA driver\)' bp --device cuda --init qwen3-8b,num_hidden_layers=1 --seq-len 1024
 else
     skip "$gpu" 'it has not been built (make BACKEND=all PORTABLE=1)'
 fi
