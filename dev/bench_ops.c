@@ -220,7 +220,7 @@ static double reading_seconds(const floatX *x, size_t count) {
 // Products of n rows with weights that fit no cache: as floats, and in 4 bits
 static void bench_decode(size_t repeats, size_t only) {
     enum { C = 2048, OC = 6144, MATRICES = 8, TEXTS = 64, ELEMENTS = C * OC };
-    static const QuantFormat f = {QUANT_NF4, 1, QUANT_BLOCK, DTYPE_BF16};
+    static const QuantFormat f = {QUANT_NF4, 1, QUANT_BLOCK, DTYPE_BF16, {0}};
     const size_t bytes = quant_parts(f, ELEMENTS).bytes;
     floatX *weights = bench_tensor((size_t)ELEMENTS * MATRICES), *x = bench_tensor(TEXTS * C);
     floatX *out = bench_tensor(TEXTS * OC), *decoded = bench_tensor(ELEMENTS);
@@ -396,11 +396,11 @@ static double copying_seconds(void *out, const void *in, size_t bytes) {
 
 static void bench_dequantise(size_t repeats, size_t only) {
     static const size_t shapes[][2] = {{1024, 1024}, {3072, 1024}, {4096, 4096}, {12288, 4096}};
-    static const QuantFormat formats[] = {{QUANT_NF4, 1, 64, DTYPE_BF16},
-                                          {QUANT_NF4, 1, 64, DTYPE_FP16},
-                                          {QUANT_FP4, 0, 64, DTYPE_FP32},
-                                          {QUANT_NF4, 0, 32, DTYPE_BF16},
-                                          {QUANT_MXFP4, 0, 32, DTYPE_BF16}};
+    static const QuantFormat formats[] = {{QUANT_NF4, 1, 64, DTYPE_BF16, {0}},
+                                          {QUANT_NF4, 1, 64, DTYPE_FP16, {0}},
+                                          {QUANT_FP4, 0, 64, DTYPE_FP32, {0}},
+                                          {QUANT_NF4, 0, 32, DTYPE_BF16, {0}},
+                                          {QUANT_MXFP4, 0, 32, DTYPE_BF16, {0}}};
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]) * 5; i++) {
         const size_t rows = shapes[i / 5][0], n = rows * shapes[i / 5][1];
         const QuantFormat f = formats[i % 5];
@@ -474,7 +474,7 @@ typedef struct {
 } ExpertsBench;
 
 typedef enum { EXPERTS_FORWARD, EXPERTS_INPUT, EXPERTS_WEIGHT, EXPERTS_QUANTISED } ExpertsOp;
-static const QuantFormat experts_format = {QUANT_NF4, 1, QUANT_BLOCK, DTYPE_BF16};
+static const QuantFormat experts_format = {QUANT_NF4, 1, QUANT_BLOCK, DTYPE_BF16, {0}};
 
 static double experts_seconds(const ExpertsBench *b, ExpertsOp op, const int32_t *first, size_t E) {
     const size_t rows = (size_t)first[E];
