@@ -320,7 +320,7 @@ static HfWrite hf_write_prepare(WeightSource *source, const DType *dtype, const 
     }
     hf_add_constants(&write, write.composite ? write.composite->prefix : prefix, dtype);
     for (size_t i = 0; i < others->count; i++)
-        if (quant != QUANT_FP8 && hf_is_of_fp8(rest, &others->tensors[i]))
+        if (quant != QUANT_FP8 && rest->stored == QUANT_FP8 && hf_is_of_fp8(rest, &others->tensors[i]))
             left_out++;
         else
             hf_add_other(&write, rest, &others->tensors[i]);

@@ -17,7 +17,8 @@ check 'the notebook is made of its cells' python3 scripts/notebook.py --check
 # ---- the notebook, by a pip, an hf and a streambp of this checkout ----------------------------------------------------------------------
 find_python "$DATA_MODULES"
 if [ -n "$python" ]; then
-    program=$(realpath "$TRAIN") python=$(command -v "$python" || realpath "$python") root=$PWD
+    program=$(realpath "$TRAIN") root=$PWD
+    case $python in /*) ;; */*) python=$root/$python ;; *) python=$(command -v "$python") ;; esac
     vocabulary=$("$python" test/scripts/example_files.py "$WORK/files")
     mkdir -p "$WORK/bin" "$WORK/colab"
     touch "$WORK/colab/streambp_c-0.1+cuda-py3-none-any.whl"
