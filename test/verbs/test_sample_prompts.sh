@@ -39,10 +39,10 @@ sed -n 4p "$WORK/first" >"$WORK/wanted"
 check 'a text depends on its line alone; blank lines count' cmp -s "$WORK/wanted" "$WORK/out"
 "$TRAIN" sample $drawn --prompts - <"$WORK/six" >"$WORK/out" 2>"$WORK/err"
 check 'standard input' cmp -s "$WORK/first" "$WORK/out"
-for _ in $(seq 400); do echo '{"prompt_ids": [1]}'; done >"$WORK/many"
+for _ in $(seq 4000); do echo '{"prompt_ids": [1]}'; done >"$WORK/many"
 "$TRAIN" sample --init $TINY --max-new-tokens 400 --prompts "$WORK/many" --slots 1 >"$WORK/out" 2>"$WORK/err" &
 for _ in $(seq 600); do [ ! -s "$WORK/out" ] || break; sleep 0.05; done
-check 'an answer is printed as soon as it is complete' [ "$(grep -c '' "$WORK/out")" -lt 400 -a -s "$WORK/out" ]
+check 'an answer is printed as soon as it is complete' [ "$(grep -c '' "$WORK/out")" -lt 4000 -a -s "$WORK/out" ]
 kill $! 2>/dev/null
 wait $! 2>/dev/null
 
