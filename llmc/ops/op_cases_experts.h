@@ -283,6 +283,8 @@ static void case_experts_activate(const OpShape *s) {
     const double scale =
         fmax((double)s->C, clamped ? 33 * s->activation.limit : 0); // of rounded sums; clamped: ups + 1
     if (s->back) expect(gate_up, early ? 1000 : 1, early ? 0 : sqrt((double)s->C));
+    // gate, up, their product and the weighed product are rounded; with biases gate and up twice
+    result_rounds(s->bias ? 5 : 3, sqrt((double)s->C) * (s->bias ? 2 : 1));
     expect(out, early ? 1000 : 6, early ? 4 : scale);
 }
 

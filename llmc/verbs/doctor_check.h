@@ -35,6 +35,7 @@ static struct {
     size_t terms;               // how many products the op's matrix instructions add up for an element
     int joins;                  // how many of bias, residual and old output a library adds to them
     int rounded;                // 1: operands are rounded to bf16
+    double times, terms_size;   // result_rounds
     int on_reference;           // 1: the reference runs, 0: the op
     double worst;               // largest error as a share of the allowed error
     char about[160];            // shapes of the case so far
@@ -212,6 +213,7 @@ static void tensor_read(Tensor *t) {
 static void check_end(void) {
     for (Tensor *t = check.tensors; t; t = t->next) check.ops->release(t->memory, tensor_bytes(t) + 2 * GUARD);
     check.tensors = NULL, check.terms = 0, check.joins = 0, check.rounded = 0;
+    check.times = check.terms_size = 0;
     while (check.blocks) {
         void *next = *(void **)check.blocks;
         free(check.blocks);
@@ -264,10 +266,12 @@ static double check_arithmetic(void) {
            (check.rounded ? 0x1p-9 : 0);
 }
 static int rounds_operands(void) { return check.rounded = check.ops->stored == DTYPE_BF16; }
+// Says that an op in bf16 rounds intermediate values: `times` roundings of the result, and one of terms of this size.
+static void result_rounds(double times, double size) { check.times = times, check.terms_size = size; }
 
 // Compares t with the reference: |found - expected| <= (r + a) |expected| + (10 a + e) size. r: a rounding to t's type;
 // a: slack times check_arithmetic(). size: the sample's root mean square, or `scale` if larger, the size of terms that
-// cancel. e: cuBLASLt may round a bf16 product before it adds to the old output (seen on an H100).
+// cancel. In bf16 result_rounds adds its roundings. e: cuBLASLt may round a bf16 product before it adds to the old output (seen on an H100).
 static void expect(const Tensor *t, double slack, double scale) {
     const double *expected = t ? (const double *)t->twin : NULL, relative = slack * check_arithmetic();
     const double rounding = t && t->type == DTYPE_BF16 ? 1.001 * 0x1p-8 : 0;
@@ -277,7 +281,8 @@ static void expect(const Tensor *t, double slack, double scale) {
     for (size_t i = 0; i < sample_count(t); i++) size += expected[i] * expected[i] / (double)sample_count(t);
     size = fmax(sqrt(size), fmax(scale, 1e-30));
     for (size_t i = 0; i < sample_count(t); i++) {
-        const double allowed = (rounding + relative) * fabs(expected[i]) + (10 * relative + early) * size;
+        const double rounds = rounding > 0 ? 0x1p-9 * (check.times * fabs(expected[i]) + check.terms_size) : 0;
+        const double allowed = (rounding + relative) * fabs(expected[i]) + (10 * relative + early) * size + rounds;
         const double error = fabs(t->found[i] - expected[i]);
         if (!(error <= allowed))
             check_fail("%s[%zu,%zu] is %.6g, expected %.6g within %.2g", t->name, sample_at(t, i) / t->cols.size,
