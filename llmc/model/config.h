@@ -44,11 +44,11 @@ typedef struct {
     RopeScaling rope;
     double rope_local_base_freq; // rope_theta of layers with a window, never scaled; 0: as in layers without a window
     size_t sliding_window;       // keys that a query of a layer with a window sees, its own key included; 0: no window
-    // s: sliding, f: full, l: linear attention, n: full without rotary positions; repeated to num_hidden_layers; "":
-    // all full
+    // s: sliding, f: full, l: linear attention, n: full without rotary positions, c: a short convolution; repeated to
+    // num_hidden_layers; "": all full
     char layer_types[LAYER_TYPES_MAX + 1];
     double partial_rotary_factor; // share of a head's elements that are rotated: its first elements
-    // linear attention (Gated DeltaNet)
+    // linear attention (Gated DeltaNet). A short convolution has hidden_size channels: value heads of one element, no keys
     size_t linear_num_key_heads, linear_num_value_heads, linear_key_head_dim, linear_value_head_dim;
     size_t linear_conv_kernel_dim;
     // experts
@@ -98,6 +98,7 @@ typedef struct {
 } ConfigKey;
 
 enum { OPTIONAL = 1 };
+#define LFM_NORM_EPS   "norm_eps" // LFM's name of rms_norm_eps
 #define LLAMA3_SCALED  (1 << ROPE_LLAMA3)
 #define YARN_SCALED    (1 << ROPE_YARN)
 #define DYNAMIC_SCALED (1 << ROPE_DYNAMIC)
@@ -149,7 +150,7 @@ static const ConfigKey config_keys[] = {
     {KEY(linear_num_value_heads), NULL, KEY_SIZE, 1, 1 << 14, 0, OPTIONAL},
     {KEY(linear_key_head_dim), NULL, KEY_SIZE, 1, 1024, 0, OPTIONAL},
     {KEY(linear_value_head_dim), NULL, KEY_SIZE, 1, 1024, 0, OPTIONAL},
-    {KEY(linear_conv_kernel_dim), NULL, KEY_SIZE, 1, CONV_TAPS_MAX, 0, OPTIONAL},
+    {KEY(linear_conv_kernel_dim), "conv_L_cache", KEY_SIZE, 1, CONV_TAPS_MAX, 0, OPTIONAL},
     {KEY(num_experts), "num_local_experts", KEY_SIZE, 0, EXPERTS_MOST, 0, OPTIONAL},
     {KEY(num_experts_per_tok), "top_k_experts", KEY_SIZE, 1, CHOSEN_MOST, 0, OPTIONAL},
     {KEY(moe_intermediate_size), NULL, KEY_SIZE, 1, 1 << 22, 0, OPTIONAL},
@@ -188,6 +189,7 @@ static const Family *family_find(const char *name) {
 }
 
 static int config_key_find(const char *name) {
+    if (!strcmp(name, LFM_NORM_EPS)) name = "rms_norm_eps";
     for (size_t i = 0; i < CONFIG_KEYS; i++) {
         if (!strcmp(config_keys[i].name, name) || (config_keys[i].alias && !strcmp(config_keys[i].alias, name)))
             return (int)i;
@@ -210,7 +212,9 @@ static int family_has_key(const Family *family, const char *name) {
     if (text_is_one_of(name, "rope_theta|pad_token_id")) return !family->learned_positions;
     if (!strcmp(name, "intermediate_size")) return !family->router || family_names_key(family, name);
     if (!strcmp(name, "num_key_value_heads") || !strcmp(name, "head_dim")) return !family->biases;
-    if (!strcmp(name, "attention_bias")) return !family->biases && !family->qkv_bias && !family->same_windows;
+    if (!strcmp(name, "attention_bias"))
+        return !family->biases && !family->qkv_bias && !family->same_windows &&
+               (!family_has_convolution(family) || family_names_key(family, name));
     if (!strcmp(name, "sliding_window")) return *family->layer_types == 's';
     if (key->kind == KEY_LAYER_TYPES) return *family->layer_types;
     if (key->kind == KEY_GELU) return family->activation == ACTIVATION_GELU;
@@ -299,6 +303,7 @@ static void config_set(Config *config, const char *name, const char *value, cons
             die_with(code, "%s: layer_types=%.64s is not a pattern of at most %d letters %s and f (full)", where, value,
                      LAYER_TYPES_MAX,
                      letters[0] == 'l'   ? "l (linear)"
+                     : letters[0] == 'c' ? "c (convolution)"
                      : letters[0] == 'n' ? "n (no rotary positions)"
                      : letters[1] == 'n' ? "s (sliding), n (no rotary positions)"
                                          : "s (sliding)");
@@ -630,6 +635,8 @@ static void config_finish_derived(Config *config, const char *where, int code) {
 // Sets keys that follow from other keys, and refuses impossible models.
 static void config_finish(Config *config, const char *where, int code) {
     const Family *family = config->family;
+    if (family_has_convolution(family))
+        config->linear_num_value_heads = config->hidden_size, config->linear_value_head_dim = 1;
     config_resolve_layer_types(config, where, code);
     if (family->same_windows && strchr(config->layer_types, 'f'))
         die_with(code, "%s: layer_types=%.64s, but in %s either every layer has a sliding_window or none; give s or f",

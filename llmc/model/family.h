@@ -58,7 +58,7 @@ typedef struct {
     const char *model_type;   // model_type in config.json
     const char *architecture; // Hugging Face's class
     const char *defaults;     // defaults of the config class; optional keys exist only in families that list them here
-    const char *layer_types;  // letters of layer_types in addition to f (full attention): s, l, n; "": none
+    const char *layer_types;  // letters of layer_types in addition to f (full attention): s, l, n, c; "": none
     NormKind norm;
     ActivationKind activation;
     QkNorm qk_norm;
@@ -95,6 +95,9 @@ typedef struct {
 // Tells whether layers of the family may have linear attention.
 static int family_has_linear(const Family *family) { return strchr(family->layer_types, 'l') != NULL; }
 
+// Tells whether layers of the family may mix tokens by a short convolution alone.
+static int family_has_convolution(const Family *family) { return strchr(family->layer_types, 'c') != NULL; }
+
 // clang-format off
 #define NO_LINEAR_NAMES NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 #define LINEAR_NAMES "linear_attn.in_proj_qkv.weight", "linear_attn.in_proj_z.weight",                               \
@@ -103,6 +106,8 @@ static int family_has_linear(const Family *family) { return strchr(family->layer
 #define FUSED_LINEAR_NAMES "linear_attn.in_proj_qkvz.weight", NULL, "linear_attn.in_proj_ba.weight", NULL,            \
     "linear_attn.conv1d.weight", "linear_attn.dt_bias", "linear_attn.A_log", "linear_attn.norm.weight",               \
     "linear_attn.out_proj.weight"
+#define CONVOLUTION_NAMES "conv.in_proj.weight", NULL, NULL, NULL, "conv.conv.weight", NULL, NULL, NULL,               \
+    "conv.out_proj.weight"
 // Argument: the names of QK-norm
 #define ATTENTION_NORM_NAMES(...) "self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight",     \
     "self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias", __VA_ARGS__,                            \
@@ -110,6 +115,7 @@ static int family_has_linear(const Family *family) { return strchr(family->layer
 #define ATTENTION_NAMES ATTENTION_NORM_NAMES("self_attn.q_norm.weight", "self_attn.k_norm.weight")
 #define MLP_NAMES "mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.gate_proj.bias", "mlp.up_proj.bias",              \
     "mlp.down_proj.weight", "mlp.down_proj.bias"
+#define LFM_MLP_NAMES "feed_forward.w1.weight", "feed_forward.w3.weight", NULL, NULL, "feed_forward.w2.weight", NULL
 #define NO_MLP_NAMES NULL, NULL, NULL, NULL, NULL, NULL
 #define FUSED_MLP_NAMES "mlp.gate_up_proj.weight", NULL, NULL, NULL, "mlp.down_proj.weight", NULL
 #define NO_EXPERT_NAMES NULL, NULL, NULL, NULL, NULL, NULL, NULL
@@ -124,10 +130,15 @@ static int family_has_linear(const Family *family) { return strchr(family->layer
 #define LLAMA_LAYER_NAMES {BLOCK_NAMES(NO_LINEAR_NAMES, MLP_NAMES)}
 #define OLMO_LAYER_NAMES {NULL, NULL, ATTENTION_NAMES, NO_LINEAR_NAMES, "post_attention_layernorm.weight", NULL, NULL, \
     MLP_NAMES, NO_EXPERT_NAMES, "post_feedforward_layernorm.weight"}
-// Names of tensors in files, of all families except GPT-2. Arguments: .layer, then .expert and .router of experts.
-#define TENSOR_NAMES(...) .names = {.layer_prefix = "model.layers.%zu.", .model =                                      \
-    {"model.embed_tokens.weight", NULL, "model.per_layer_projection_norm.weight", "model.norm.weight", NULL,           \
-     "lm_head.weight"}, .layer = __VA_ARGS__}
+#define LFM2_LAYER_NAMES "operator_norm.weight", NULL, "self_attn.q_proj.weight", "self_attn.k_proj.weight",           \
+    "self_attn.v_proj.weight", NULL, NULL, NULL, "self_attn.q_layernorm.weight", "self_attn.k_layernorm.weight",       \
+    "self_attn.out_proj.weight", NULL, CONVOLUTION_NAMES, NULL, "ffn_norm.weight", NULL, LFM_MLP_NAMES
+// Names of tensors in files, of all families except GPT-2. Arguments: the final norm; .layer, then .expert and .router
+// of experts.
+#define NAMES_WITH_NORM(FINAL, ...) .names = {.layer_prefix = "model.layers.%zu.", .model =                            \
+    {"model.embed_tokens.weight", NULL, "model.per_layer_projection_norm.weight", FINAL, NULL, "lm_head.weight"},      \
+    .layer = __VA_ARGS__}
+#define TENSOR_NAMES(...) NAMES_WITH_NORM("model.norm.weight", __VA_ARGS__)
 
 static const Family families[] = {
     {.name = "gpt2", .model_type = "gpt2", .architecture = "GPT2LMHeadModel",
@@ -272,6 +283,14 @@ static const Family families[] = {
      TENSOR_NAMES({"input_layernorm.weight", NULL, ATTENTION_NORM_NAMES(NULL, NULL), NO_LINEAR_NAMES,
       "post_attention_layernorm.weight", "pre_feedforward_layernorm.weight", NULL, MLP_NAMES, NO_EXPERT_NAMES,
       "post_feedforward_layernorm.weight", NULL, "self_attn.gate_proj.weight"})},
+    // intermediate_size: after the class's adjustment of 12288
+    {.name = "lfm2", .model_type = "lfm2", .architecture = "Lfm2ForCausalLM",
+     .defaults =
+     "vocab_size=65536,hidden_size=2560,intermediate_size=8192,num_hidden_layers=32,num_attention_heads=32,"
+     "num_key_value_heads=8,max_position_embeddings=128000,rms_norm_eps=1e-5,rope_theta=1000000,"
+     "tie_word_embeddings=true,layer_types=f,linear_conv_kernel_dim=3",
+     .layer_types = "c", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qk_norm = QK_NORM_HEADS,
+     NAMES_WITH_NORM("model.embedding_norm.weight", {LFM2_LAYER_NAMES})},
     {.name = "qwen3_moe", .model_type = "qwen3_moe", .architecture = "Qwen3MoeForCausalLM",
      .defaults =
      "vocab_size=151936,hidden_size=2048,intermediate_size=6144,num_hidden_layers=24,num_attention_heads=32,"

@@ -191,7 +191,7 @@ static TensorShape layer_tensor_shape(const Config *c, unsigned form, LayerTenso
         {ROLE_BIAS, kv * qkv_bias, 0, 0}, {ROLE_BIAS, values_too * qkv_bias, 0, 0},
         {ROLE_NORM, whole ? q : head_norm, 0, 0}, {ROLE_NORM, whole || !kv ? kv : head_norm, 0, 0},
         {ROLE_LINEAR, C, q, 0}, {ROLE_BIAS, C * o_bias, 0, 0},
-        {ROLE_LINEAR, W, C, 0}, {ROLE_LINEAR, values, C, 0}, {ROLE_LINEAR, HV, C, 0}, {ROLE_LINEAR, HV, C, 0},
+        {ROLE_LINEAR, form & FORM_CONVOLUTION ? 3 * W : W, C, 0}, {ROLE_LINEAR, values, C, 0}, {ROLE_LINEAR, HV, C, 0}, {ROLE_LINEAR, HV, C, 0},
         {ROLE_CONV, W, c->linear_conv_kernel_dim, 0}, {ROLE_BIAS, HV, 0, 0}, {ROLE_DECAY, HV, 0, 0},
         {ROLE_NORM, c->linear_value_head_dim, 0, 0},
         {ROLE_LINEAR, C, form & FORM_CONVOLUTION ? W : values, 0},

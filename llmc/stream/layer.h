@@ -19,9 +19,10 @@ This file alone knows which layer of which family has which parts. The steps in 
 // Linear attention: key and value heads, elements of a head, convolution channels, taps
 typedef struct {
     size_t HK, HV, DK, DV, W, taps;
-    size_t DVs, E;     // HV*DV; width of the projections q|k|v|z|b|a
+    size_t DVs, E;     // HV*DV; width of the projections q|k|v|z|b|a, or B|C|x of a convolution alone
     size_t out;        // width of the last product's input
     size_t S, columns; // elements of a state: the delta rule's, the convolution's
+    int gates;         // 1: a convolution alone, with gates around it
 } LinearShape;
 
 typedef struct {
@@ -53,8 +54,8 @@ static LinearShape linear_shape_of(const Config *c, unsigned form) {
     s.HK = c->linear_num_key_heads, s.HV = c->linear_num_value_heads, s.taps = c->linear_conv_kernel_dim;
     s.DK = c->linear_key_head_dim, s.DV = c->linear_value_head_dim;
     s.W = linear_channels(c), s.DVs = s.HV * s.DV;
-    s.E = form & FORM_CONVOLUTION ? s.W : s.W + s.DVs + 2 * s.HV;
-    s.out = form & FORM_CONVOLUTION ? s.W : s.DVs;
+    s.gates = (form & FORM_CONVOLUTION) != 0;
+    s.E = s.gates ? 3 * s.W : s.W + s.DVs + 2 * s.HV, s.out = s.gates ? s.W : s.DVs;
     s.S = s.DVs * s.DK, s.columns = s.taps ? (s.taps - 1) * s.W : 0;
     return s;
 }
