@@ -235,13 +235,18 @@ static void hf_set(Config *config, const char *name, const cJSON *item, const ch
     config_set(config, name, value, path, EXIT_RUNTIME);
 }
 
+// Tells whether config.json counts shared experts (n_shared_experts), next to routed experts.
+static int family_has_shared(const Family *family) {
+    return family->router == ROUTER_SIGMOID && family_has_key(family, "shared_expert_intermediate_size");
+}
+
 // Names of the number of experts in config.json; the first name is written
 static const char *const hf_expert_names[][2] = {{"num_experts", "num_local_experts"},
                                                  {"num_local_experts", "num_experts"},
                                                  {"n_routed_experts", "num_local_experts"}};
 
 static const char *const *hf_names_of_experts(const Family *family) {
-    return hf_expert_names[family->router == ROUTER_SIGMOID ? 2 : family->names.router || family->expert_columns];
+    return hf_expert_names[family_has_shared(family) ? 2 : family->names.router || family->expert_columns];
 }
 
 // Reads mlp_only_layers, a list of layers without experts.
@@ -279,7 +284,7 @@ static void hf_read_experts(Config *config, const cJSON *root, const char *path)
         if (!on) config->num_experts = 0, config->num_experts_per_tok = config->moe_intermediate_size = 1;
     }
     if (only && family_has_key(config->family, "mlp_only_layers")) hf_read_layers(config, only, path);
-    if (config->family->router != ROUTER_SIGMOID) return;
+    if (!family_has_shared(config->family)) return;
     if (!config_given(config, "head_dim")) config->head_dim = config->hidden_size / config->num_attention_heads;
     if (shared && (!json_whole_number(shared, &count) || count > 1024))
         die("%s: n_shared_experts must be a whole number of at most 1024", path);
@@ -298,7 +303,8 @@ static int hf_has_key(const Family *family, const char *name) {
 static int hf_uses_alias(const Family *family, const ConfigKey *key) {
     return key->alias &&
            (family->learned_positions || (family->experts_beside && !strcmp(key->name, "num_experts_per_tok")) ||
-            (family_has_convolution(family) && text_is_one_of(key->alias, "layer_norm_epsilon|conv_L_cache")) ||
+            (family_has_convolution(family) &&
+             text_is_one_of(key->alias, "layer_norm_epsilon|conv_L_cache|num_dense_layers")) ||
             (family->mlp_biases_too && !strcmp(key->name, "attention_bias")));
 }
 
@@ -320,7 +326,7 @@ static void hf_read_keys(Config *config, const cJSON *root, const char *path) {
                                       "mlp_only_layers") ||
             key->scaling)
             continue; // separate functions below read these keys
-        if (config->family->router == ROUTER_SIGMOID && !strcmp(key->name, "shared_expert_intermediate_size")) continue;
+        if (family_has_shared(config->family) && !strcmp(key->name, "shared_expert_intermediate_size")) continue;
         if (!hf_has_key(config->family, key->name)) continue; // the family's class ignores it
         if (key->kind == KEY_GELU && common && word_index("gelu_new|gelu_pytorch_tanh", common->valuestring) < 0)
             continue; // hf_constants checks other names of the same activation
@@ -688,6 +694,7 @@ static void hf_read_convolutions(Config *config, const cJSON *root, const char *
     const size_t L = config->num_hidden_layers;
     uint64_t l;
     if (types) hf_read_layer_types(config, types, path);
+    if (!types && config->family->router) die("%s: layer_types is missing; name the kind of each layer", path);
     if (types || !list) return;
     if (!cJSON_IsArray(list)) die("%s: full_attn_idxs must be a list of layer numbers", path);
     if (L > LAYER_TYPES_MAX) die("%s: has more layers than the %d that this family supports", path, LAYER_TYPES_MAX);
@@ -706,6 +713,7 @@ static void hf_read_blocks(Config *config, const cJSON *root, const char *path) 
     const cJSON *adjust = json_get(root, "block_auto_adjust_ff_dim"), *by = json_get(root, "block_ffn_dim_multiplier");
     const size_t multiple = hf_size(root, "block_multiple_of", 256, path);
     if (tied) hf_set(config, "tie_word_embeddings", tied, path);
+    if (config->family->router) return;
     if (width) hf_set(config, "intermediate_size", width, path);
     if (!config_given(config, "intermediate_size") || cJSON_IsFalse(adjust)) return;
     if (adjust && !cJSON_IsTrue(adjust)) die("%s: block_auto_adjust_ff_dim must be true or false", path);
@@ -785,7 +793,7 @@ static Config hf_config_read(const char *path, char *remark, size_t remark_size)
     hf_check_constants(root, family, path, remark, remark_size);
     hf_read_keys(&config, root, path);
     if (family->router) hf_read_experts(&config, root, path);
-    if (!strcmp(family->name, "lfm2")) hf_read_blocks(&config, root, path);
+    if (text_is_one_of(family->name, "lfm2|lfm2_moe")) hf_read_blocks(&config, root, path);
     if (root != whole) hf_read_defaults(&config, hf_composite(whole)->defaults, path);
     if (hf_is_twin(family, json_get(root, "model_type"))) {
         hf_read_defaults(&config, hf_twin.defaults, path);

@@ -51,7 +51,7 @@ static void hf_put_keys(JsonOut *json, const Config *config, HfLevel level) {
             for (size_t l = 0; l < LAYER_TYPES_MAX; l++)
                 if (config->mlp_only_layers[l / 8] >> l % 8 & 1) json_size(json, NULL, l);
             json_array_end(json);
-        } else if (config->family->router == ROUTER_SIGMOID && !strcmp(name, "shared_expert_intermediate_size"))
+        } else if (family_has_shared(config->family) && !strcmp(name, "shared_expert_intermediate_size"))
             json_size(json, "n_shared_experts", *(const size_t *)field / config->moe_intermediate_size);
         else if (key->kind == KEY_SIZE)
             json_size(json, name, *(const size_t *)field);

@@ -262,7 +262,9 @@ static size_t hf_layer_constants(const Model *model, const char *prefix, size_t 
     const size_t begin = (size_t)snprintf(name, sizeof(name), c->family->names.layer_prefix, l);
     if (!model->layer_scalar && (!model->router_bias || !layer_has_experts(c, l))) return 0;
     snprintf(name + begin, sizeof(name) - begin, "%s",
-             model->layer_scalar ? "layer_scalar" : "mlp.gate.e_score_correction_bias");
+             model->layer_scalar                 ? "layer_scalar"
+             : family_has_convolution(c->family) ? "feed_forward.expert_bias"
+                                                 : "mlp.gate.e_score_correction_bias");
     hf_tensor_name(c->family, prefix, name, out);
     *values = model->layer_scalar ? model->layer_scalar + l
                                   : model->router_bias + expert_layers_before(c, l) * c->num_experts;

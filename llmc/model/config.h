@@ -156,7 +156,7 @@ static const ConfigKey config_keys[] = {
     {KEY(moe_intermediate_size), NULL, KEY_SIZE, 1, 1 << 22, 0, OPTIONAL},
     {KEY(shared_expert_intermediate_size), NULL, KEY_SIZE, 0, 1 << 22, 0, OPTIONAL},
     {KEY(decoder_sparse_step), NULL, KEY_SIZE, 1, 4096, 0, OPTIONAL},
-    {KEY(first_k_dense_replace), NULL, KEY_SIZE, 0, 4096, 0, OPTIONAL},
+    {KEY(first_k_dense_replace), "num_dense_layers", KEY_SIZE, 0, 4096, 0, OPTIONAL},
     {KEY(mlp_only_layers), NULL, KEY_LAYERS, 0, 0, 0, OPTIONAL},
     {KEY(n_group), NULL, KEY_SIZE, 1, EXPERTS_MOST, 0, OPTIONAL},
     {KEY(topk_group), NULL, KEY_SIZE, 1, EXPERTS_MOST, 0, OPTIONAL},
@@ -602,9 +602,11 @@ static void config_resolve_rope(Config *config, const char *where, int code) {
 static void config_finish_experts(Config *c, const char *where, int code) {
     if (!c->family->router) return;
     if (!family_has_key(c->family, "moe_intermediate_size")) c->moe_intermediate_size = c->intermediate_size;
-    if (c->family->router == ROUTER_SIGMOID && !config_given(c, "shared_expert_intermediate_size"))
+    const int shares =
+        c->family->router == ROUTER_SIGMOID && family_has_key(c->family, "shared_expert_intermediate_size");
+    if (shares && !config_given(c, "shared_expert_intermediate_size"))
         c->shared_expert_intermediate_size = c->moe_intermediate_size;
-    if (c->family->router == ROUTER_SIGMOID && c->shared_expert_intermediate_size % c->moe_intermediate_size)
+    if (shares && c->shared_expert_intermediate_size % c->moe_intermediate_size)
         die_with(code, "%s: shared_expert_intermediate_size %zu must be a multiple of moe_intermediate_size %zu", where,
                  c->shared_expert_intermediate_size, c->moe_intermediate_size);
     if (!c->num_experts && !family_has_key(c->family, "decoder_sparse_step") && !c->family->experts_beside)
@@ -615,7 +617,7 @@ static void config_finish_experts(Config *c, const char *where, int code) {
                  c->num_experts);
     if (c->num_experts % c->n_group || c->topk_group > c->n_group ||
         c->num_experts / c->n_group * c->topk_group < c->num_experts_per_tok ||
-        (c->family->router == ROUTER_SIGMOID && c->num_experts / c->n_group < 2)) // a group's score sums its best two
+        (shares && c->num_experts / c->n_group < 2)) // a group's score sums its best two
         die_with(code,
                  "%s: topk_group %zu of n_group %zu equal groups of num_experts %zu must hold num_experts_per_tok %zu",
                  where, c->topk_group, c->n_group, c->num_experts, c->num_experts_per_tok);

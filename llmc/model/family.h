@@ -74,6 +74,7 @@ typedef struct {
     int scaled_embeddings;  // embeddings are multiplied by sqrt(hidden_size)
     int gated_attention;    // attention gates its output, by half of q_proj
     RouterKind router;      // layers may have experts
+    double router_epsilon;  // RouterShape.epsilon
     int shared_scale;       // the shared expert is scaled by a logistic function of the token
     int expert_biases;      // the router and the products of experts have biases
     int expert_columns;     // files hold stacks of experts as [E, in, out]
@@ -340,10 +341,22 @@ static const Family families[] = {
      "shared_expert_intermediate_size=1408,first_k_dense_replace=1,n_group=1,topk_group=1,norm_topk_prob=true,"
      "routed_scaling_factor=1",
      .layer_types = "", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qk_norm = QK_NORM_HEADS,
-     .no_output_bias = 1, .router = ROUTER_SIGMOID,
+     .no_output_bias = 1, .router = ROUTER_SIGMOID, .router_epsilon = 1e-20,
      TENSOR_NAMES({BLOCK_NAMES(NO_LINEAR_NAMES, MLP_NAMES), "mlp.gate.weight", NULL,
       "mlp.shared_experts.gate_proj.weight", "mlp.shared_experts.up_proj.weight",
       "mlp.shared_experts.down_proj.weight", EXPERT_NAMES}, .expert = SPLIT_NAMES)},
+    {.name = "lfm2_moe", .model_type = "lfm2_moe", .architecture = "Lfm2MoeForCausalLM",
+     .defaults =
+     "vocab_size=65536,hidden_size=2048,intermediate_size=7168,num_hidden_layers=32,num_attention_heads=32,"
+     "num_key_value_heads=8,max_position_embeddings=128000,rms_norm_eps=1e-5,rope_theta=1000000,"
+     "tie_word_embeddings=true,layer_types=ccfc,linear_conv_kernel_dim=3,num_experts=32,num_experts_per_tok=4,"
+     "moe_intermediate_size=1792,first_k_dense_replace=2,norm_topk_prob=true,routed_scaling_factor=1",
+     .layer_types = "c", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qk_norm = QK_NORM_HEADS,
+     .router = ROUTER_SIGMOID, .router_epsilon = 1e-6,
+     NAMES_WITH_NORM("model.embedding_norm.weight", {LFM2_LAYER_NAMES, "feed_forward.gate.weight", NULL, NULL, NULL,
+      NULL, "feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"}, .expert =
+      {"feed_forward.experts.%zu.w1.weight", "feed_forward.experts.%zu.w3.weight",
+       "feed_forward.experts.%zu.w2.weight"})},
     {.name = "gpt_oss", .model_type = "gpt_oss", .architecture = "GptOssForCausalLM",
      .defaults =
      "vocab_size=201088,hidden_size=2880,intermediate_size=2880,num_hidden_layers=36,num_attention_heads=64,"
@@ -409,6 +422,7 @@ typedef struct {
 #define PHI4   "vocab_size=100352,max_position_embeddings=16384,rope_theta=250000"
 #define GLM4   "max_position_embeddings=32768,rms_norm_eps=1e-5"
 #define GLM45  "attention_bias=true,rope_theta=1000000"
+#define LFM2   "layer_types=ccfccfccfcfcfcfc"
 #define QWEN3_EXPERTS "head_dim=128,norm_topk_prob=true,"
 static const Preset presets[] = {
     {"gpt2", "openai-community/gpt2", "gpt2", {0}, ""},
@@ -476,6 +490,11 @@ static const Preset presets[] = {
     {"glm4-32b", "zai-org/GLM-4-32B-0414", "glm4", {6144, 23040, 61, 48, 0}, GLM4 ",attention_bias=false"},
     {"seed-oss-36b", "ByteDance-Seed/Seed-OSS-36B-Instruct", "seed_oss", {5120, 0, 0, 0, 0}, "rope_theta=10000000"},
     {"ernie4.5-0.3b", "baidu/ERNIE-4.5-0.3B-PT", "ernie4_5", {0}, ""},
+    {"lfm2-350m", "LiquidAI/LFM2-350M", "lfm2", {1024, 4608, 16, 16, 0}, LFM2},
+    {"lfm2-700m", "LiquidAI/LFM2-700M", "lfm2", {1536, 6912, 16, 24, 0}, LFM2},
+    {"lfm2-1.2b", "LiquidAI/LFM2-1.2B", "lfm2", {2048, 0, 16, 0, 0}, LFM2},
+    {"lfm2-2.6b", "LiquidAI/LFM2-2.6B", "lfm2", {2048, 10752, 30, 0, 0}, "layer_types=ccfccfcccfcccfcccfcccfccfccfcc"},
+    {"lfm2-8b-a1b", "LiquidAI/LFM2-8B-A1B", "lfm2_moe", {0, 0, 24, 0, 0}, "layer_types=ccfcccfcccfcccfcccfccfcc"},
     {"muse-glimmer-30b", "meta-models/Muse-Glimmer-30B", "muse_glimmer", {0}, ""},
     {"qwen3-30b-a3b", "Qwen/Qwen3-30B-A3B", "qwen3_moe", {2048, 0, 48, 32, 4}, QWEN3_EXPERTS QWEN3},
     {"qwen3-coder-30b-a3b", "Qwen/Qwen3-Coder-30B-A3B-Instruct", "qwen3_moe", {2048, 0, 48, 32, 4},

@@ -194,9 +194,10 @@ typedef enum { ROUTER_NONE, ROUTER_SOFTMAX, ROUTER_SIGMOID } RouterKind;
 typedef struct {
     RouterKind kind;     // scores p = softmax(z), or s = 1 / (1 + exp(-z)); a bias is added to s for the choice
     size_t E, k;         // number of experts, and of a token's experts
-    int normalised;      // 1: a token's weights are divided by their sum (sigmoid: + 1e-20)
+    int normalised;      // 1: a token's weights are divided by their sum (sigmoid: + epsilon)
     double scale;        // factor of the weights
     size_t groups, kept; // experts are chosen in the `kept` best of `groups` groups; a group's two best scores rank it
+    double epsilon;
 } RouterShape;
 
 #define NO_EXPERT 0xffff // stands for a token's first expert: its route is unknown

@@ -44,8 +44,9 @@ typedef struct {
 } Shapes;
 
 static RouterShape router_of(const Config *c) {
-    const RouterShape shape = {c->family->router,        c->num_experts, c->num_experts_per_tok, c->norm_topk_prob,
-                               c->routed_scaling_factor, c->n_group,     c->topk_group};
+    const RouterShape shape = {c->family->router, c->num_experts,           c->num_experts_per_tok,
+                               c->norm_topk_prob, c->routed_scaling_factor, c->n_group,
+                               c->topk_group,     c->family->router_epsilon};
     return shape;
 }
 

@@ -13,7 +13,7 @@ optimizer's step.
 // experts a few small experts.
 static OpShape model_shape(const Config *c, size_t n) {
     const DeltaShape small = {{NULL, 0, 0, 0}, 2, 4, 32, 32, 4, 0, 0, 0};
-    const RouterShape few = {ROUTER_SOFTMAX, 12, 3, 1, 1, 1, 1};
+    const RouterShape few = {ROUTER_SOFTMAX, 12, 3, 1, 1, 1, 1, 0};
     OpShape s = {0};
     s.n = n, s.C = c->hidden_size, s.V = c->vocab_size, s.FF = c->intermediate_size, s.stride = s.V / 8 * 8 + 8;
     s.NH = c->num_attention_heads, s.NKV = key_value_heads_of(c, 0), s.HD = head_dim_of(c, 0);
