@@ -560,10 +560,11 @@ static size_t hf_size(const cJSON *root, const char *key, size_t otherwise, cons
 // Reads layer_types, a list of every layer's kind.
 static void hf_read_layer_types(Config *config, const cJSON *types, const char *path) {
     const cJSON *type;
-    const char *known = family_has_linear(config->family)        ? FULL "|" LINEAR
-                        : family_has_convolution(config->family) ? FULL "|" CONVOLUTION
-                        : *config->family->layer_types == 's'    ? FULL "|" SLIDING
-                                                                 : FULL;
+    const char *known = family_has_linear(config->family)            ? FULL "|" LINEAR
+                        : !strcmp(config->family->layer_types, "sc") ? FULL "|" SLIDING "|" CONVOLUTION
+                        : family_has_convolution(config->family)     ? FULL "|" CONVOLUTION
+                        : *config->family->layer_types == 's'        ? FULL "|" SLIDING
+                                                                     : FULL;
     size_t layers = 0;
     char value[64];
     if (!cJSON_IsArray(types)) die("%s: layer_types must be a list", path);
@@ -693,9 +694,12 @@ static void hf_read_convolutions(Config *config, const cJSON *root, const char *
     const cJSON *types = json_get(root, "layer_types"), *list = json_get(root, "full_attn_idxs"), *item;
     const size_t L = config->num_hidden_layers;
     uint64_t l;
-    if (types) hf_read_layer_types(config, types, path);
+    if (cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(root, "sliding_window"))) config->sliding_window = 0;
+    if (types) hf_read_layer_types(config, types, path), config->given[config_key_find("layer_types")] = 1;
+    if (strchr(config->layer_types, 's') && !config->sliding_window)
+        die("%s: layer_types has sliding_attention, but there is no sliding_window; give its size", path);
     if (!types && config->family->router) die("%s: layer_types is missing; name the kind of each layer", path);
-    if (types || !list) return;
+    if (types || !list || *config->family->layer_types == 's') return;
     if (!cJSON_IsArray(list)) die("%s: full_attn_idxs must be a list of layer numbers", path);
     if (L > LAYER_TYPES_MAX) die("%s: has more layers than the %d that this family supports", path, LAYER_TYPES_MAX);
     memset(config->layer_types, 'c', L);

@@ -45,7 +45,9 @@ static const HfConstant hf_constants[] = {
     {HF_ANY, "is_encoder_decoder", "false", NULL},
     {HF_SILU "|" HF_GEMMA, "partial_rotary_factor", "1|null", NULL},
     {"muse_glimmer", "hidden_activation", "silu", "\"silu\""},
-    {"lfm2|lfm2_moe", "conv_bias", "false", "false"},
+    {"lfm2|lfm2_moe|lfm3", "conv_bias", "false", "false"},
+    {"lfm3", "use_sandwich_norm", "true", "true"},
+    {"lfm3", "use_attention_gate", "true", "true"},
     {"lfm2_moe", "use_expert_bias", "true", "true"},
     {"lfm2", "block_auto_adjust_ff_dim", NULL, "false"}, // intermediate_size is written after it
     {"lfm2", "block_multiple_of", NULL, NULL},
@@ -71,7 +73,7 @@ static const struct {
 } hf_pad_tokens[] = {
     {"ministral3", 11}, {"gemma3", 0},   {"gemma4", 0},    {"smollm3", 128004}, {"olmo2", 1},
     {"olmo3", 1},       {"phi3", 32000}, {"glm4", 151329}, {"seed_oss", 1},     {"hunyuan_v1_dense", 0},
-    {"ernie4_5", 0},    {"lfm2", 0},     {"lfm2_moe", 0}};
+    {"ernie4_5", 0},    {"lfm2", 0},     {"lfm2_moe", 0},  {"lfm3", 124893}};
 
 // Tells whether a list of families names this family or the family's activation.
 static int hf_names(const char *families, const Family *family) {

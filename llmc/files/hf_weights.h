@@ -110,7 +110,13 @@ static const char *hf_tensor_name(const Family *family, const char *prefix, cons
     const size_t cut = hf_base_prefix(family, name), own = strcspn(family->names.layer_prefix, ".") + 1;
     const size_t length = strlen(prefix), outer = length > own ? length - own : 0;
     const int within = outer && prefix[outer - 1] == '.' && !strncmp(prefix + outer, family->names.layer_prefix, own);
-    snprintf(out, HF_NAME, "%.*s%s", cut ? (int)length : within ? (int)outer : 0, prefix, name + cut);
+    const char *gate = family->head_gates ? strstr(name, ".g_proj.") : NULL; // LFM3's gate_proj
+    const int before = gate ? (int)(gate - name - (ptrdiff_t)cut) : 0;
+    snprintf(out, HF_NAME, "%.*s%.*s%s%s",
+             cut      ? (int)length
+             : within ? (int)outer
+                      : 0,
+             prefix, before, name + cut, gate ? ".gate_proj" : "", gate ? gate + strlen(".g_proj") : name + cut);
     return out;
 }
 

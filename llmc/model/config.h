@@ -306,6 +306,7 @@ static void config_set(Config *config, const char *name, const char *value, cons
                      : letters[0] == 'c' ? "c (convolution)"
                      : letters[0] == 'n' ? "n (no rotary positions)"
                      : letters[1] == 'n' ? "s (sliding), n (no rotary positions)"
+                     : letters[1] == 'c' ? "s (sliding), c (convolution)"
                                          : "s (sliding)");
         snprintf(config->layer_types, sizeof(config->layer_types), "%s", value);
     }
@@ -528,6 +529,10 @@ static void config_resolve_layer_types(Config *config, const char *where, int co
     if (strchr(config->family->layer_types, 'n') && *config->family->layer_types == 's' && L <= LAYER_TYPES_MAX &&
         !config_given(config, "layer_types")) { // the class counts the pattern from the last layer
         for (l = 0; l < L; l++) config->layer_types[l] = (L - 1 - l) % 4 ? 's' : 'n';
+        config->layer_types[L] = 0, given = L;
+    }
+    if (!strcmp(config->family->layer_types, "sc") && L <= LAYER_TYPES_MAX && !config_given(config, "layer_types")) {
+        for (l = 0; l < L; l++) config->layer_types[l] = l % 4 == 2 ? 'f' : l % 4 || !l ? 'c' : 's';
         config->layer_types[L] = 0, given = L;
     }
     const size_t sliding = layers_of_kind(config, LAYER_WINDOW);

@@ -72,6 +72,7 @@ typedef struct {
     int no_pre_norms;       // no norm before attention and MLP, which read the residual stream directly
     int post_norms;         // norms after attention and MLP, before the residual addition
     int scaled_embeddings;  // embeddings are multiplied by sqrt(hidden_size)
+    int head_gates;         // attention's output has a gate for each head, from a projection of its own
     int gated_attention;    // attention gates its output, by half of q_proj
     RouterKind router;      // layers may have experts
     double router_epsilon;  // RouterShape.epsilon
@@ -292,6 +293,17 @@ static const Family families[] = {
      "tie_word_embeddings=true,layer_types=f,linear_conv_kernel_dim=3",
      .layer_types = "c", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qk_norm = QK_NORM_HEADS,
      NAMES_WITH_NORM("model.embedding_norm.weight", {LFM2_LAYER_NAMES})},
+    {.name = "lfm3", .model_type = "lfm3", .architecture = "Lfm3ForCausalLM",
+     .defaults =
+     "vocab_size=128000,hidden_size=2048,intermediate_size=7680,num_hidden_layers=24,num_attention_heads=16,"
+     "num_key_value_heads=4,head_dim=128,max_position_embeddings=128000,rms_norm_eps=1e-5,rope_theta=1000000,"
+     "partial_rotary_factor=0.5,tie_word_embeddings=true,sliding_window=256,layer_types=ccfcscfc,"
+     "rope_local_base_freq=10000,attention_bias=false,linear_conv_kernel_dim=7",
+     .layer_types = "sc", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qk_norm = QK_NORM_HEADS,
+     .post_norms = 1, .head_gates = 1, .proportional = 1, .plain_rope = 1,
+     NAMES_WITH_NORM("model.embedding_norm.weight", {"operator_norm.weight", NULL, ATTENTION_NAMES, CONVOLUTION_NAMES,
+      "post_operator_norm.weight", "ffn_norm.weight", NULL, LFM_MLP_NAMES, NO_EXPERT_NAMES, "post_ffn_norm.weight", NULL,
+      "self_attn.g_proj.weight"})},
     {.name = "qwen3_moe", .model_type = "qwen3_moe", .architecture = "Qwen3MoeForCausalLM",
      .defaults =
      "vocab_size=151936,hidden_size=2048,intermediate_size=6144,num_hidden_layers=24,num_attention_heads=32,"
@@ -495,6 +507,7 @@ static const Preset presets[] = {
     {"lfm2-1.2b", "LiquidAI/LFM2-1.2B", "lfm2", {2048, 0, 16, 0, 0}, LFM2},
     {"lfm2-2.6b", "LiquidAI/LFM2-2.6B", "lfm2", {2048, 10752, 30, 0, 0}, "layer_types=ccfccfcccfcccfcccfcccfccfccfcc"},
     {"lfm2-8b-a1b", "LiquidAI/LFM2-8B-A1B", "lfm2_moe", {0, 0, 24, 0, 0}, "layer_types=ccfcccfcccfcccfcccfccfcc"},
+    {"lfm3-1.7b", "LiquidAI/LFM3-1.7B", "lfm3", {0}, "max_position_embeddings=262144"},
     {"muse-glimmer-30b", "meta-models/Muse-Glimmer-30B", "muse_glimmer", {0}, ""},
     {"qwen3-30b-a3b", "Qwen/Qwen3-30B-A3B", "qwen3_moe", {2048, 0, 48, 32, 4}, QWEN3_EXPERTS QWEN3},
     {"qwen3-coder-30b-a3b", "Qwen/Qwen3-Coder-30B-A3B-Instruct", "qwen3_moe", {2048, 0, 48, 32, 4},

@@ -205,7 +205,7 @@ static TensorShape layer_tensor_shape(const Config *c, unsigned form, LayerTenso
         {ROLE_LINEAR, 2 * E * I, C, E}, {ROLE_LINEAR, E * C, I, E},
         {ROLE_NORM, post_norm, 0, 0},
         {ROLE_BIAS, family->sinks ? c->num_attention_heads : 0, 0, 0},
-        {ROLE_LINEAR, family->names.layer[OUTPUT_GATE] ? q : 0, C, 0},
+        {ROLE_LINEAR, family->head_gates ? c->num_attention_heads : family->names.layer[OUTPUT_GATE] ? q : 0, C, 0},
         {ROLE_BIAS, E * biased, 0, 0}, {ROLE_NORM, C * beside, 0, 0}, {ROLE_NORM, E * beside, 0, 0},
         {ROLE_BIAS, 2 * E * I * biased, 0, E}, {ROLE_BIAS, E * C * biased, 0, E},
         {ROLE_NORM, C * beside, 0, 0}, {ROLE_NORM, C * beside, 0, 0}, {ROLE_NORM, C * beside, 0, 0},

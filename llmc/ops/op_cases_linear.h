@@ -17,22 +17,29 @@ static void case_split_heads(const OpShape *s) {
     expect(s->back ? NULL : second, 1, 0);
 }
 
+// Returns the elements of a gate: 1, or a head's.
+static size_t gate_width(const OpShape *s) { return s->joined ? s->HD : 1; }
+
 static void case_gate_forward(const OpShape *s) {
-    check_begin("%zu x %zu", s->n, s->NH * s->HD);
-    const Dim one = all_of(1), some = some_of(s->n * s->NH * s->HD, 4000);
-    Tensor *x = tensor_in("x", one, some), *gate = tensor_in("gate", one, some), *out = tensor_out("out", one, some);
-    CHECK(gate_forward, of(out), of(x), of(gate), len(some));
+    const size_t width = gate_width(s);
+    check_begin("%zu x %zu, gates of %zu", s->n, s->NH * s->HD, width);
+    const Dim gates = some_of(s->n * s->NH * s->HD / width, 4000 / width + 1), own = all_of(width);
+    Tensor *x = tensor_in("x", gates, own), *gate = tensor_in("gate", gates, all_of(1));
+    Tensor *out = tensor_out("out", gates, own);
+    CHECK(gate_forward, of(out), of(x), of(gate), len(gates) * width, width);
     expect(out, 1, 0);
 }
 
 static void case_gate_backward(const OpShape *s) {
-    check_begin("%zu x %zu", s->n, s->NH * s->HD);
-    const Dim one = all_of(1), some = some_of(s->n * s->NH * s->HD, 4000);
-    Tensor *x = tensor_in("x", one, some), *gate = tensor_in("gate", one, some), *dout = tensor_in("dout", one, some);
-    Tensor *dx = tensor_out("dx", one, some), *dgate = tensor_out("dgate", one, some);
-    CHECK(gate_backward, of(dx), of(dgate), of(dout), of(x), of(gate), len(some));
+    const size_t width = gate_width(s);
+    check_begin("%zu x %zu, gates of %zu", s->n, s->NH * s->HD, width);
+    const Dim gates = some_of(s->n * s->NH * s->HD / width, 4000 / width + 1), own = all_of(width), one = all_of(1);
+    Tensor *x = tensor_in("x", gates, own), *gate = tensor_in("gate", gates, one),
+           *dout = tensor_in("dout", gates, own);
+    Tensor *dx = tensor_out("dx", gates, own), *dgate = tensor_out("dgate", gates, one);
+    CHECK(gate_backward, of(dx), of(dgate), of(dout), of(x), of(gate), len(gates) * width, width);
     expect(dx, 1, 0);
-    expect(dgate, 1, 0);
+    expect(dgate, 1, width > 1 ? sqrt((double)width) / 4 : 0); // a sum of terms of d x / 4
 }
 
 // ---- shapes of linear attention -------------------------------------------------------------------------------------

@@ -218,15 +218,17 @@ OP(void, split_heads, (Stored *joined, Stored *first, Stored *second, size_t n, 
    (joined, first, second, n, heads, HD, join),
    TENSOR(joined, 2 * n * heads * HD, STORED) TENSOR(first, n * heads * HD, STORED)
    TENSOR(second, n * heads * HD, STORED) COUNT(dry_move(4 * n * heads * HD, STORED)))
-// out = x / (1 + exp(-gate));  out may be x
-OP(void, gate_forward, (Stored *out, const Stored *x, const Stored *gate, size_t count), (out, x, gate, count),
-   TENSOR(out, count, STORED) TENSOR(x, count, STORED) TENSOR(gate, count, STORED) COUNT(dry_move(3 * count, STORED)))
-// dx may be dout, dgate may be gate
+// out[count] = x / (1 + exp(-gate[count / width])); a gate has `width` elements: 1, or those of a head. out may be x
+OP(void, gate_forward, (Stored *out, const Stored *x, const Stored *gate, size_t count, size_t width),
+   (out, x, gate, count, width),
+   TENSOR(out, count, STORED) TENSOR(x, count, STORED) TENSOR(gate, count / width, STORED)
+   COUNT(dry_move(2 * count + count / width, STORED)))
+// dgate: a gate's sum over its elements. dx may be dout, dgate may be gate
 OP(void, gate_backward, (Stored *dx, Stored *dgate, const Stored *dout, const Stored *x, const Stored *gate,
-                         size_t count),
-   (dx, dgate, dout, x, gate, count),
-   TENSOR(dx, count, STORED) TENSOR(dgate, count, STORED) TENSOR(dout, count, STORED) TENSOR(x, count, STORED)
-   TENSOR(gate, count, STORED) COUNT(dry_move(5 * count, STORED)))
+                         size_t count, size_t width),
+   (dx, dgate, dout, x, gate, count, width),
+   TENSOR(dx, count, STORED) TENSOR(dgate, count / width, STORED) TENSOR(dout, count, STORED)
+   TENSOR(x, count, STORED) TENSOR(gate, count / width, STORED) COUNT(dry_move(3 * count + 2 * (count / width), STORED)))
 
 // ---- linear attention (Gated DeltaNet): struct DeltaShape, n = delta_rows, W = delta_channels -----------------------
 // The tokens of a document's spans are the document's tokens, in order. A span that begins its document starts from a

@@ -18,16 +18,17 @@ static void reference_split_heads(double *joined, double *first, double *second,
     }
 }
 
-static void reference_gate_forward(double *out, const double *x, const double *gate, size_t count) {
-    for (size_t i = 0; i < count; i++) out[i] = x[i] * logistic(gate[i]);
+static void reference_gate_forward(double *out, const double *x, const double *gate, size_t count, size_t width) {
+    for (size_t i = 0; i < count; i++) out[i] = x[i] * logistic(gate[i / width]);
 }
 
 static void reference_gate_backward(double *dx, double *dgate, const double *dout, const double *x, const double *gate,
-                                    size_t count) {
-    for (size_t i = 0; i < count; i++) {
-        const double d = dout[i], g = gate[i];
-        dx[i] = d * logistic(g);
-        dgate[i] = d * x[i] * logistic(g) * logistic(-g);
+                                    size_t count, size_t width) {
+    for (size_t i = 0; i < count; i += width) {
+        const double g = gate[i / width];
+        double sum = 0.0;
+        for (size_t j = i; j < i + width; j++) sum += dout[j] * x[j], dx[j] = dout[j] * logistic(g);
+        dgate[i / width] = sum * logistic(g) * logistic(-g);
     }
 }
 

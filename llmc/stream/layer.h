@@ -28,7 +28,7 @@ typedef struct {
 typedef struct {
     size_t C, V, L;               // hidden, vocabulary, layers
     size_t NH, NKV, HD, Q, KV, R; // Q = NH*HD, KV = NKV*HD; R: rotated elements of a head
-    size_t gate;                  // width of the gate of attention's output: Q, or 0 without a gate
+    size_t gate;                  // width of the gate of attention's output: Q, NH for a gate a head, or 0
     size_t query_gate;            // columns of gates in the product of queries: Q, or 0
     size_t FF, H;                 // H: width of the MLP's first product
     size_t I, shared;             // width of an expert, of the shared expert
@@ -70,7 +70,7 @@ static Shapes shapes_in(const Model *model, unsigned form) {
     s.HD = head_dim_of(c, form), s.Q = s.NH * s.HD, s.KV = s.NKV * s.HD, s.R = rotary_width_of(c, form);
     s.value_norm = c->family->value_norm, s.values_are_keys = values_are_keys(c, form);
     s.P = c->hidden_size_per_layer_input, s.query_gate = c->family->gated_attention ? s.Q : 0;
-    s.gate = c->family->names.layer[OUTPUT_GATE] ? s.Q : s.query_gate;
+    s.gate = c->family->head_gates ? s.NH : c->family->names.layer[OUTPUT_GATE] ? s.Q : s.query_gate;
     s.linear = linear_shape_of(c, form);
     s.router_scale = c->family->experts_beside ? 1 / sqrt((double)s.C) : 1;
     s.router = router_of(c), s.I = c->moe_intermediate_size, s.shared = c->shared_expert_intermediate_size;

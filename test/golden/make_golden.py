@@ -24,7 +24,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, Ernie4_5Config, Gemma3TextConfig,
                           Gemma4TextConfig, Glm4Config, Glm4MoeConfig, GPT2Config, GptOssConfig, GraniteConfig,
-                          HunYuanDenseV1Config, Lfm2Config, Lfm2MoeConfig, LlamaConfig, Ministral3Config, MistralConfig, MixtralConfig,
+                          HunYuanDenseV1Config, Lfm2Config, Lfm2MoeConfig, Lfm3Config,
+                          LlamaConfig, Ministral3Config, MistralConfig, MixtralConfig,
                           MuseGlimmerConfig, Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config, Qwen3_5MoeTextConfig,
                           Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig, SeedOssConfig,
                           SmolLM3Config)
@@ -41,7 +42,7 @@ NORMS = classes("""llama.LlamaRMSNorm mistral.MistralRMSNorm ministral.Ministral
     qwen2.Qwen2RMSNorm qwen3.Qwen3RMSNorm smollm3.SmolLM3RMSNorm olmo2.Olmo2RMSNorm olmo3.Olmo3RMSNorm phi3.Phi3RMSNorm
     glm4.Glm4RMSNorm qwen3_moe.Qwen3MoeRMSNorm mixtral.MixtralRMSNorm glm4_moe.Glm4MoeRMSNorm granite.GraniteRMSNorm
     gpt_oss.GptOssRMSNorm seed_oss.SeedOssRMSNorm hunyuan_v1_dense.HunYuanDenseV1RMSNorm ernie4_5.Ernie4_5RMSNorm
-    lfm2.Lfm2RMSNorm lfm2_moe.Lfm2MoeRMSNorm""")
+    lfm2.Lfm2RMSNorm lfm2_moe.Lfm2MoeRMSNorm lfm3.Lfm3RMSNorm""")
 OFFSET_NORMS = classes("""gemma3.Gemma3RMSNorm qwen3_5.Qwen3_5RMSNorm qwen3_5_moe.Qwen3_5MoeRMSNorm
     qwen3_next.Qwen3NextRMSNorm muse_glimmer.MuseGlimmerTextCenteredRMSNorm""")
 CASTING = classes("""qwen3_5.Qwen3_5GatedDeltaNet qwen3_5_moe.Qwen3_5MoeGatedDeltaNet qwen3_moe.Qwen3MoeTopKRouter
@@ -256,6 +257,13 @@ LFM2 = Lfm2Config(vocab_size=103, hidden_size=36, intermediate_size=66, num_hidd
                   layer_types=["conv", "conv", "full_attention", "conv"],
                   rope_parameters=dict(rope_type="default", rope_theta=50000.0), **NO_SPECIAL_TOKENS)
 
+# A window of 6 in a layer; a gate a head, which files name like the MLP's; half of the pairs of full attention are rotated.
+LFM3 = Lfm3Config(vocab_size=101, hidden_size=32, intermediate_size=40, num_hidden_layers=4, num_attention_heads=6,
+                  num_key_value_heads=2, head_dim=12, max_position_embeddings=128, sliding_window=6, conv_L_cache=5,
+                  layer_types=["conv", "sliding_attention", "full_attention", "conv"],
+                  rope_parameters=dict(full_attention=dict(rope_type="proportional", rope_theta=50000.0, partial_rotary_factor=0.5),
+                                       sliding_attention=dict(rope_type="default", rope_theta=3000.0)), **NO_SPECIAL_TOKENS)
+
 # A dense layer, then experts; the choice is by score and bias, the weights by score alone.
 LFM2_MOE = Lfm2MoeConfig(vocab_size=98, hidden_size=32, intermediate_size=44, moe_intermediate_size=20, num_hidden_layers=3,
                          num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128, num_dense_layers=1,
@@ -409,6 +417,7 @@ CASES = [
     Case("mixtral", MIXTRAL, seed=1223),
     Case("glm4_moe", GLM4_MOE, seed=763),
     Case("gpt_oss", GPT_OSS, seed=2, pad=12),
+    Case("lfm3", LFM3, seed=0, pad=30),
     Case("lfm2_moe", LFM2_MOE, seed=0),
     Case("gemma4", GEMMA4, seed=3797, pad=30),
     Case("gemma4-e", GEMMA4_E, seed=1005, pad=30),

@@ -18,9 +18,13 @@ static DeltaShape shape_of_seven(void) {
 }
 enum { SEVEN_W = 2 * 2 * 3 + 4 * 2, SEVEN_STATE = 4 * 3 * 2, SEVEN_STRIDE = 23 };
 
-static void gate_problem(double *out, double *const *x) { reference_gate_forward(out, x[0], x[1], 9); }
+static void gate_problem(double *out, double *const *x) { reference_gate_forward(out, x[0], x[1], 9, 1); }
 static void gate_problem_back(double *const *d, const double *dout, double *const *x) {
-    reference_gate_backward(d[0], d[1], dout, x[0], x[1], 9);
+    reference_gate_backward(d[0], d[1], dout, x[0], x[1], 9, 1);
+}
+static void head_gate_problem(double *out, double *const *x) { reference_gate_forward(out, x[0], x[1], 12, 4); }
+static void head_gate_problem_back(double *const *d, const double *dout, double *const *x) {
+    reference_gate_backward(d[0], d[1], dout, x[0], x[1], 12, 4);
 }
 
 static void gated_norm_problem(double *out, double *const *x) {
@@ -93,6 +97,7 @@ static void delta_goes_on_back(double *const *d, const double *dout, double *con
 
 static const Problem linear_problems[] = {
     {"gate", {9, 9}, 9, gate_problem, gate_problem_back},
+    {"gate of a head", {12, 3}, 12, head_gate_problem, head_gate_problem_back},
     {"gated norm", {24, 26, 4}, 24, gated_norm_problem, gated_norm_problem_back},
     {"convolution",
      {7 * SEVEN_STRIDE, 4 * SEVEN_W, 3 * SEVEN_W},
@@ -143,6 +148,19 @@ TEST(gate) {
     static const double extremes[] = {0.0, -0.0, 1e-30, 5.0, -5.0, 20.0, -20.0, 100.0, -100.0, 3000.0, -3000.0};
     for (size_t i = 0; i < 2 * COUNT_OF(counts); i++) gate_case(NULL, counts[i / 2], (int)i % 2);
     for (size_t i = 0; i < COUNT_OF(extremes); i++) gate_case(&extremes[i], 1, (int)i % 2);
+}
+
+TEST(gate_of_heads) { // tokens, heads, elements of a head
+    static const size_t shapes[][3] = {{1, 1, 2},  {3, 2, 7},     {5, 3, 8},  {7, 4, 16},
+                                       {2, 5, 33}, {33, 16, 128}, {3, 1, 257}};
+    for (size_t i = 0; i < 2 * COUNT_OF(shapes); i++) {
+        const size_t *shape = shapes[i / 2];
+        const OpShape s = {.n = shape[0], .NH = shape[1], .HD = shape[2], .joined = 1};
+        case_of(i % 2 ? ", out is x, dx is dout, dgate is gate" : "", "gates of heads");
+        drawn("gate", 0.0, 3.0);
+        case_gate_forward(&s);
+        case_gate_backward(&s);
+    }
 }
 
 TEST(gated_norm) {

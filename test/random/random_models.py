@@ -33,7 +33,7 @@ import transformers  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func  # noqa: E402
 from transformers import (Ernie4_5Config, Gemma3TextConfig, Gemma4TextConfig, Glm4Config, Glm4MoeConfig, GPT2Config,  # noqa: E402
-                          GptOssConfig, GraniteConfig, HunYuanDenseV1Config, Lfm2Config, Lfm2MoeConfig, LlamaConfig, Ministral3Config, MistralConfig,
+                          GptOssConfig, GraniteConfig, HunYuanDenseV1Config, Lfm2Config, Lfm2MoeConfig, Lfm3Config, LlamaConfig, Ministral3Config, MistralConfig,
                           MixtralConfig, MuseGlimmerConfig, Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config, Qwen3_5MoeTextConfig,
                           Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig, SeedOssConfig, SmolLM3Config)
 
@@ -235,6 +235,16 @@ def lfm2(r):
                       block_ffn_dim_multiplier=r.choice([1.0, 1.3]), block_auto_adjust_ff_dim=r.random() < 0.7)
 
 
+def lfm3(r):
+    s = sizes(r)
+    layers, s["norm_eps"] = s["num_hidden_layers"], s.pop("rms_norm_eps")
+    types = [None, [r.choice(["conv", "full_attention", "sliding_attention"]) for _ in range(layers)]]
+    rope = dict(full_attention=dict(rope_type="proportional", rope_theta=r.choice([1e4, 1e6]), partial_rotary_factor=r.choice([0.25, 0.5, 1.0])),
+                sliding_attention=dict(rope_type="default", rope_theta=r.choice([1e3, 1e4])))
+    return Lfm3Config(**s, layer_types=r.choice(types), sliding_window=r.randrange(1, 30), conv_L_cache=r.randrange(1, 9),
+                      rope_parameters=rope, attention_bias=r.random() < 0.3)
+
+
 def lfm2_moe(r):
     s, (E, e) = sizes(r), experts(r)
     width_of_heads(r, s)
@@ -316,7 +326,7 @@ FAMILIES = dict(gpt2=gpt2, llama=llama, mistral=mistral, ministral3=ministral3, 
                 qwen3_5=qwen3_5, smollm3=smollm3, olmo2=olmo2, olmo3=olmo3, phi3=phi3, glm4=glm4, granite=granite, qwen3_moe=qwen3_moe,
                 qwen3_5_moe=qwen3_5_moe, mixtral=mixtral, glm4_moe=glm4_moe, gpt_oss=gpt_oss, seed_oss=seed_oss,
                 hunyuan_v1_dense=hunyuan_v1_dense, ernie4_5=ernie4_5, qwen3_next=qwen3_next, muse_glimmer=muse_glimmer,
-                lfm2=lfm2, lfm2_moe=lfm2_moe)
+                lfm2=lfm2, lfm2_moe=lfm2_moe, lfm3=lfm3)
 
 
 # ---- mutated config.json ---------------------------------------------------------------------------------------------------------
@@ -351,7 +361,7 @@ VALUES = dict(
     first_k_dense_replace=[0, 1, 9], mlp_only_layers=[[0], [1, 7], [-1], None], n_group=[1, 2, 0], topk_group=[1, 2, 0],
     norm_topk_prob=[True, False], routed_scaling_factor=[2.5, 1, 0], router_jitter_noise=[0.0, 0.1], use_qk_norm=[True, False],
     conv_L_cache=[1, 2, 7, 9, 0], conv_bias=[False, True, 0], norm_eps=[1e-5, 1e-2, 1, None], full_attn_idxs=[None, [0], [1, 9], [-1], ["0"]],
-    num_dense_layers=[0, 1, 9, None], use_expert_bias=[True, False], block_ff_dim=[24, 40, None], tie_embedding=[True, False, None], block_auto_adjust_ff_dim=[True, False, None],
+    use_sandwich_norm=[True, False], use_attention_gate=[True, False], num_dense_layers=[0, 1, 9, None], use_expert_bias=[True, False], block_ff_dim=[24, 40, None], tie_embedding=[True, False, None], block_auto_adjust_ff_dim=[True, False, None],
     block_multiple_of=[1, 16, 0], block_ffn_dim_multiplier=[1.0, 0.7, 2, None],
     swiglu_alpha=[1.0, 0, None], swiglu_limit=[0.5, 0, None],
     router_aux_loss_coef=[0.5, 0], output_router_logits=[True], num_nextn_predict_layers=[0, 1, 2],
@@ -434,7 +444,7 @@ def small_model(folder):
             mean = -2 if name.endswith("A_log") else float(one)
             noise = (0.15 if parameter.ndim == 1 else 0.25) * torch.randn(parameter.shape)
             parameter.copy_((mean + noise).float())
-    weights = {name: p.detach().float().contiguous() for name, p in model.named_parameters()}
+    weights = {name.replace(".g_proj.", ".gate_proj."): p.detach().float().contiguous() for name, p in model.named_parameters()}
     weights |= {name: b.float() for name, b in model.named_buffers() if name.endswith(("e_score_correction_bias", "layer_scalar", "expert_bias"))}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return model
