@@ -264,9 +264,9 @@ LFM3 = Lfm3Config(vocab_size=101, hidden_size=32, intermediate_size=40, num_hidd
                   rope_parameters=dict(full_attention=dict(rope_type="proportional", rope_theta=50000.0, partial_rotary_factor=0.5),
                                        sliding_attention=dict(rope_type="default", rope_theta=3000.0)), **NO_SPECIAL_TOKENS)
 
-# A dense layer, then experts; the choice is by score and bias, the weights by score alone.
+# Two dense layers, then experts; the choice is by score and bias, the weights by score alone.
 LFM2_MOE = Lfm2MoeConfig(vocab_size=98, hidden_size=32, intermediate_size=44, moe_intermediate_size=20, num_hidden_layers=3,
-                         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128, num_dense_layers=1,
+                         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128, num_dense_layers=2,
                          num_experts=5, num_experts_per_tok=2, routed_scaling_factor=1.5, conv_L_cache=4,
                          layer_types=["conv", "full_attention", "conv"],
                          rope_parameters=dict(rope_type="default", rope_theta=50000.0), **NO_SPECIAL_TOKENS)
@@ -417,8 +417,8 @@ CASES = [
     Case("mixtral", MIXTRAL, seed=1223),
     Case("glm4_moe", GLM4_MOE, seed=763),
     Case("gpt_oss", GPT_OSS, seed=2, pad=12),
-    Case("lfm3", LFM3, seed=0, pad=30),
-    Case("lfm2_moe", LFM2_MOE, seed=0),
+    Case("lfm3", LFM3, seed=3, pad=30),
+    Case("lfm2_moe", LFM2_MOE, seed=520),
     Case("gemma4", GEMMA4, seed=3797, pad=30),
     Case("gemma4-e", GEMMA4_E, seed=1005, pad=30),
 ]
@@ -473,7 +473,9 @@ def random_model(case):
                 value = 0.1 * noise
             elif is_embedding:
                 value = 0.2 * noise
-            elif name.endswith(("mlp.gate.weight", "feed_forward.gate.weight")):
+            elif name.endswith("feed_forward.gate.weight"):
+                value = 0.8 * noise
+            elif name.endswith("mlp.gate.weight"):
                 value = 0.3 * noise
             elif name.endswith(("mlp.router.weight", "sinks")):
                 value = 0.6 * noise

@@ -612,7 +612,8 @@ def trial(seed, number, names, work, verbose):
     made = make_golden.random_model(case)
     about += f" {layout} {skew(r, made)}"
     make_golden.save_model(case, made, folder)
-    losses = [r.choice([0, 0.01, 1.0]), r.choice([0, 0.1])] if any("TopKRouter" in type(m).__name__ for m in made.modules()) else []
+    losses = [r.choice([0, 0.01, 1.0]), r.choice([0, 0.1])] if any(
+        "TopKRouter" in type(m).__name__ and not hasattr(m, "use_expert_bias") for m in made.modules()) else []
     routers = [word for pair in zip(("--router-aux-loss", "--router-z-loss"), losses) for word in pair]
     every = ["--inputs-every", r.choice([1, 1, 2, 3])] if method[0] in ("stream", "checkpoint", "mst") else []
     keep = kept(random.Random(f"{seed} {number} keep"), method[0], text)
