@@ -235,13 +235,18 @@ static void hf_set(Config *config, const char *name, const cJSON *item, const ch
     config_set(config, name, value, path, EXIT_RUNTIME);
 }
 
+// Tells whether config.json counts shared experts (n_shared_experts), next to routed experts.
+static int family_has_shared(const Family *family) {
+    return family->router == ROUTER_SIGMOID && family_has_key(family, "shared_expert_intermediate_size");
+}
+
 // Names of the number of experts in config.json; the first name is written
 static const char *const hf_expert_names[][2] = {{"num_experts", "num_local_experts"},
                                                  {"num_local_experts", "num_experts"},
                                                  {"n_routed_experts", "num_local_experts"}};
 
 static const char *const *hf_names_of_experts(const Family *family) {
-    return hf_expert_names[family->router == ROUTER_SIGMOID ? 2 : family->names.router || family->expert_columns];
+    return hf_expert_names[family_has_shared(family) ? 2 : family->names.router || family->expert_columns];
 }
 
 // Reads mlp_only_layers, a list of layers without experts.
@@ -279,7 +284,7 @@ static void hf_read_experts(Config *config, const cJSON *root, const char *path)
         if (!on) config->num_experts = 0, config->num_experts_per_tok = config->moe_intermediate_size = 1;
     }
     if (only && family_has_key(config->family, "mlp_only_layers")) hf_read_layers(config, only, path);
-    if (config->family->router != ROUTER_SIGMOID) return;
+    if (!family_has_shared(config->family)) return;
     if (!config_given(config, "head_dim")) config->head_dim = config->hidden_size / config->num_attention_heads;
     if (shared && (!json_whole_number(shared, &count) || count > 1024))
         die("%s: n_shared_experts must be a whole number of at most 1024", path);
@@ -298,13 +303,22 @@ static int hf_has_key(const Family *family, const char *name) {
 static int hf_uses_alias(const Family *family, const ConfigKey *key) {
     return key->alias &&
            (family->learned_positions || (family->experts_beside && !strcmp(key->name, "num_experts_per_tok")) ||
+            (family_has_convolution(family) &&
+             text_is_one_of(key->alias, "layer_norm_epsilon|conv_L_cache|num_dense_layers")) ||
             (family->mlp_biases_too && !strcmp(key->name, "attention_bias")));
+}
+
+// Returns the key's name in the family's config.json.
+static const char *hf_key_name(const Family *family, const ConfigKey *key) {
+    if (!hf_uses_alias(family, key)) return key->name;
+    return family_has_convolution(family) && !strcmp(key->name, "rms_norm_eps") ? LFM_NORM_EPS : key->alias;
 }
 
 static void hf_read_keys(Config *config, const cJSON *root, const char *path) {
     for (const ConfigKey *key = config_keys; key < config_keys + CONFIG_KEYS; key++) {
         const int aliased = hf_uses_alias(config->family, key), gpt2 = config->family->learned_positions;
-        const cJSON *common = json_get(root, key->name), *original = aliased ? json_get(root, key->alias) : NULL;
+        const cJSON *common = json_get(root, key->name),
+                    *original = aliased ? json_get(root, hf_key_name(config->family, key)) : NULL;
         if (aliased && !gpt2) common = NULL; // the family's class ignores the common name
         if (gpt2 && text_is_one_of(key->name, "intermediate_size|rms_norm_eps"))
             common = NULL; // GPT-2 ignores these names
@@ -312,14 +326,15 @@ static void hf_read_keys(Config *config, const cJSON *root, const char *path) {
                                       "mlp_only_layers") ||
             key->scaling)
             continue; // separate functions below read these keys
-        if (config->family->router == ROUTER_SIGMOID && !strcmp(key->name, "shared_expert_intermediate_size")) continue;
+        if (family_has_shared(config->family) && !strcmp(key->name, "shared_expert_intermediate_size")) continue;
         if (!hf_has_key(config->family, key->name)) continue; // the family's class ignores it
         if (key->kind == KEY_GELU && common && word_index("gelu_new|gelu_pytorch_tanh", common->valuestring) < 0)
             continue; // hf_constants checks other names of the same activation
         if (common && original && !cJSON_Compare(common, original, 1))
             die("%s: %s and %s are the same key, but have different values; remove one of them", path, key->name,
                 key->alias);
-        if (common || original) hf_set(config, common ? key->name : key->alias, common ? common : original, path);
+        if (common || original)
+            hf_set(config, common ? key->name : hf_key_name(config->family, key), common ? common : original, path);
     }
 }
 
@@ -362,9 +377,10 @@ static void hf_check_required(const Config *config, const char *path) {
 }
 
 // ---- rotary positions -----------------------------------------------------------------------------------------------
-#define SLIDING "sliding_attention" // kinds of layers
-#define FULL    "full_attention"
-#define LINEAR  "linear_attention"
+#define SLIDING     "sliding_attention" // kinds of layers
+#define FULL        "full_attention"
+#define LINEAR      "linear_attention"
+#define CONVOLUTION "conv"
 
 // Values that the top level or an object of rotary positions may give: given in only one place, or equal in both
 typedef struct {
@@ -544,18 +560,19 @@ static size_t hf_size(const cJSON *root, const char *key, size_t otherwise, cons
 // Reads layer_types, a list of every layer's kind.
 static void hf_read_layer_types(Config *config, const cJSON *types, const char *path) {
     const cJSON *type;
-    const char *other = family_has_linear(config->family)     ? LINEAR
-                        : *config->family->layer_types == 's' ? SLIDING
-                                                              : FULL;
+    const char *known = family_has_linear(config->family)            ? FULL "|" LINEAR
+                        : !strcmp(config->family->layer_types, "sc") ? FULL "|" SLIDING "|" CONVOLUTION
+                        : family_has_convolution(config->family)     ? FULL "|" CONVOLUTION
+                        : *config->family->layer_types == 's'        ? FULL "|" SLIDING
+                                                                     : FULL;
     size_t layers = 0;
     char value[64];
     if (!cJSON_IsArray(types)) die("%s: layer_types must be a list", path);
     memset(config->layer_types, 0, sizeof(config->layer_types));
     cJSON_ArrayForEach(type, types) {
-        if (!json_is(type, FULL) && !json_is(type, other))
-            die("%s: layer_types: layer %zu is %s, but must be " FULL "%s%s", path, layers,
-                json_scalar_text(type, value, sizeof(value)), strcmp(other, FULL) != 0 ? "|" : "",
-                strcmp(other, FULL) != 0 ? other : "");
+        if (!cJSON_IsString(type) || !text_is_one_of(type->valuestring, known))
+            die("%s: layer_types: layer %zu is %s, but must be %s", path, layers,
+                json_scalar_text(type, value, sizeof(value)), known);
         if (layers < LAYER_TYPES_MAX) config->layer_types[layers] = type->valuestring[0];
         layers++;
     }
@@ -672,6 +689,45 @@ static void hf_read_windows(Config *config, const cJSON *root, const char *path)
     }
 }
 
+// Reads which layers have a short convolution: a list of kinds, or the numbers of all layers with attention.
+static void hf_read_convolutions(Config *config, const cJSON *root, const char *path) {
+    const cJSON *types = json_get(root, "layer_types"), *list = json_get(root, "full_attn_idxs"), *item;
+    const size_t L = config->num_hidden_layers;
+    uint64_t l;
+    if (cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(root, "sliding_window"))) config->sliding_window = 0;
+    if (types) hf_read_layer_types(config, types, path), config->given[config_key_find("layer_types")] = 1;
+    if (strchr(config->layer_types, 's') && !config->sliding_window)
+        die("%s: layer_types has sliding_attention, but there is no sliding_window; give its size", path);
+    if (!types && config->family->router) die("%s: layer_types is missing; name the kind of each layer", path);
+    if (types || !list || *config->family->layer_types == 's') return;
+    if (!cJSON_IsArray(list)) die("%s: full_attn_idxs must be a list of layer numbers", path);
+    if (L > LAYER_TYPES_MAX) die("%s: has more layers than the %d that this family supports", path, LAYER_TYPES_MAX);
+    memset(config->layer_types, 'c', L);
+    config->layer_types[L] = 0;
+    cJSON_ArrayForEach(item, list) {
+        if (!json_whole_number(item, &l)) die("%s: full_attn_idxs has an entry that is not a layer's number", path);
+        if (l < L) config->layer_types[l] = 'f';
+    }
+}
+
+// Reads LFM2's names of common keys, and the width of the MLP: the class takes two thirds of it, times a factor, rounded
+// up to a multiple, unless block_auto_adjust_ff_dim is false.
+static void hf_read_blocks(Config *config, const cJSON *root, const char *path) {
+    const cJSON *tied = json_get(root, "tie_embedding"), *width = json_get(root, "block_ff_dim");
+    const cJSON *adjust = json_get(root, "block_auto_adjust_ff_dim"), *by = json_get(root, "block_ffn_dim_multiplier");
+    const size_t multiple = hf_size(root, "block_multiple_of", 256, path);
+    if (tied) hf_set(config, "tie_word_embeddings", tied, path);
+    if (config->family->router) return;
+    if (width) hf_set(config, "intermediate_size", width, path);
+    if (!config_given(config, "intermediate_size") || cJSON_IsFalse(adjust)) return;
+    if (adjust && !cJSON_IsTrue(adjust)) die("%s: block_auto_adjust_ff_dim must be true or false", path);
+    if (!multiple || (by && !(cJSON_IsNumber(by) && by->valuedouble > 0 && by->valuedouble < 1e6)))
+        die("%s: block_multiple_of and block_ffn_dim_multiplier must be numbers above 0", path);
+    const double two_thirds = floor(2 * (double)config->intermediate_size / 3);
+    const size_t wide = (size_t)((by ? by->valuedouble : 1) * two_thirds);
+    config->intermediate_size = (wide + multiple - 1) / multiple * multiple;
+}
+
 // Returns a layer's entry of per_layer_config. The keys of per_layer_config are layer numbers with leading zeros.
 static const cJSON *hf_layer_entry(const cJSON *layers, size_t l) {
     const cJSON *item;
@@ -741,6 +797,7 @@ static Config hf_config_read(const char *path, char *remark, size_t remark_size)
     hf_check_constants(root, family, path, remark, remark_size);
     hf_read_keys(&config, root, path);
     if (family->router) hf_read_experts(&config, root, path);
+    if (text_is_one_of(family->name, "lfm2|lfm2_moe")) hf_read_blocks(&config, root, path);
     if (root != whole) hf_read_defaults(&config, hf_composite(whole)->defaults, path);
     if (hf_is_twin(family, json_get(root, "model_type"))) {
         hf_read_defaults(&config, hf_twin.defaults, path);
@@ -753,6 +810,8 @@ static Config hf_config_read(const char *path, char *remark, size_t remark_size)
         config.num_key_value_heads = config.num_attention_heads; // null, unlike an absent key, means one per query head
     if (family_has_linear(family))
         hf_read_kinds(&config, root, path);
+    else if (family_has_convolution(family))
+        hf_read_convolutions(&config, root, path);
     else if (*family->layer_types == 'n')
         hf_read_no_rope(&config, root, path);
     else if (!strcmp(family->layer_types, "sn"))

@@ -32,7 +32,7 @@ static int hf_is_null(const Config *config, const ConfigKey *key) {
 static void hf_put_keys(JsonOut *json, const Config *config, HfLevel level) {
     for (const ConfigKey *key = config_keys; key < config_keys + CONFIG_KEYS; key++) {
         const void *field = (const char *)config + key->offset;
-        const char *name = hf_uses_alias(config->family, key) ? key->alias : key->name;
+        const char *name = hf_key_name(config->family, key);
         const int rotary = text_is_one_of(key->name, "rope_theta|partial_rotary_factor");
         if (level == HF_TOP && !strcmp(key->name, "pad_token_id") && config->pad_token_id == NO_ROW)
             json_null(json, name);
@@ -51,7 +51,7 @@ static void hf_put_keys(JsonOut *json, const Config *config, HfLevel level) {
             for (size_t l = 0; l < LAYER_TYPES_MAX; l++)
                 if (config->mlp_only_layers[l / 8] >> l % 8 & 1) json_size(json, NULL, l);
             json_array_end(json);
-        } else if (config->family->router == ROUTER_SIGMOID && !strcmp(name, "shared_expert_intermediate_size"))
+        } else if (family_has_shared(config->family) && !strcmp(name, "shared_expert_intermediate_size"))
             json_size(json, "n_shared_experts", *(const size_t *)field / config->moe_intermediate_size);
         else if (key->kind == KEY_SIZE)
             json_size(json, name, *(const size_t *)field);
@@ -93,7 +93,7 @@ static void hf_put_rope(JsonOut *json, const Config *config) {
 
 // Writes layer_types.
 static void hf_put_layer_types(JsonOut *json, const Config *config) {
-    static const char *const names[LAYER_KINDS] = {FULL, SLIDING, LINEAR};
+    const char *names[LAYER_KINDS] = {FULL, SLIDING, family_has_convolution(config->family) ? CONVOLUTION : LINEAR};
     json_array(json, "layer_types");
     for (size_t l = 0; l < config->num_hidden_layers; l++) json_text(json, NULL, names[layer_kind(config, l)]);
     json_array_end(json);
@@ -112,7 +112,7 @@ static void hf_put_windows(JsonOut *json, const Config *config) {
     if (L > LAYER_TYPES_MAX && period && !everywhere)
         die("config.json: layer_types of %zu layers cannot be written; at most %d layers are supported", L,
             LAYER_TYPES_MAX);
-    if (family_has_linear(config->family)) hf_put_layer_types(json, config);
+    if (family_has_linear(config->family) || family_has_convolution(config->family)) hf_put_layer_types(json, config);
     if (*config->family->layer_types == 'n') {
         json_array(json, "no_rope_layers"); // 1: the layer has rotary positions
         for (size_t l = 0; l < L; l++) json_size(json, NULL, (size_t)layer_rotates(config, l));

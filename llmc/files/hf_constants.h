@@ -45,6 +45,15 @@ static const HfConstant hf_constants[] = {
     {HF_ANY, "is_encoder_decoder", "false", NULL},
     {HF_SILU "|" HF_GEMMA, "partial_rotary_factor", "1|null", NULL},
     {"muse_glimmer", "hidden_activation", "silu", "\"silu\""},
+    {"lfm2|lfm2_moe|lfm3", "conv_bias", "false", "false"},
+    {"lfm3", "use_sandwich_norm", "true", "true"},
+    {"lfm3", "use_attention_gate", "true", "true"},
+    {"lfm2_moe", "use_expert_bias", "true", "true"},
+    {"lfm2", "block_auto_adjust_ff_dim", NULL, "false"}, // intermediate_size is written after it
+    {"lfm2", "block_multiple_of", NULL, NULL},
+    {"lfm2", "block_ffn_dim_multiplier", NULL, NULL},
+    {"lfm2|lfm2_moe", "tie_embedding", NULL, NULL},
+    {"lfm2", "block_ff_dim", NULL, NULL},
     {"seed_oss", "attention_dropout", "0", NULL},
     {"seed_oss", "residual_dropout", "0", NO_DROPOUT},
     {"seed_oss", "attention_out_bias", "false", "false"},
@@ -62,8 +71,9 @@ static const struct {
     const char *family;
     int id;
 } hf_pad_tokens[] = {
-    {"ministral3", 11}, {"gemma3", 0},    {"gemma4", 0},   {"smollm3", 128004},     {"olmo2", 1},   {"olmo3", 1},
-    {"phi3", 32000},    {"glm4", 151329}, {"seed_oss", 1}, {"hunyuan_v1_dense", 0}, {"ernie4_5", 0}};
+    {"ministral3", 11}, {"gemma3", 0},   {"gemma4", 0},    {"smollm3", 128004}, {"olmo2", 1},
+    {"olmo3", 1},       {"phi3", 32000}, {"glm4", 151329}, {"seed_oss", 1},     {"hunyuan_v1_dense", 0},
+    {"ernie4_5", 0},    {"lfm2", 0},     {"lfm2_moe", 0},  {"lfm3", 124893}};
 
 // Tells whether a list of families names this family or the family's activation.
 static int hf_names(const char *families, const Family *family) {
@@ -106,7 +116,9 @@ static void hf_check_nulls(const cJSON *root, const Family *family, const char *
     cJSON_ArrayForEach(item, root) {
         const int found = config_key_find(item->string),
                   original = found >= 0 && strcmp(item->string, config_keys[found].name);
-        const int index = original && !family->learned_positions ? -1 : found; // only GPT-2 has original names
+        const int index = original && !family->learned_positions && !family_has_convolution(family)
+                              ? -1 // other families have no original names
+                              : found;
         const char *name = index < 0 ? item->string : config_keys[index].name;
         int refused = index >= 0 && family_has_key(family, name) && !config_keys[index].scaling &&
                       !text_is_one_of(name, "rope_theta|rope_local_base_freq|layer_types|sliding_window|pad_token_id");

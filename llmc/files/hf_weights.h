@@ -110,7 +110,13 @@ static const char *hf_tensor_name(const Family *family, const char *prefix, cons
     const size_t cut = hf_base_prefix(family, name), own = strcspn(family->names.layer_prefix, ".") + 1;
     const size_t length = strlen(prefix), outer = length > own ? length - own : 0;
     const int within = outer && prefix[outer - 1] == '.' && !strncmp(prefix + outer, family->names.layer_prefix, own);
-    snprintf(out, HF_NAME, "%.*s%s", cut ? (int)length : within ? (int)outer : 0, prefix, name + cut);
+    const char *gate = family->head_gates ? strstr(name, ".g_proj.") : NULL; // LFM3's gate_proj
+    const int before = gate ? (int)(gate - name - (ptrdiff_t)cut) : 0;
+    snprintf(out, HF_NAME, "%.*s%.*s%s%s",
+             cut      ? (int)length
+             : within ? (int)outer
+                      : 0,
+             prefix, before, name + cut, gate ? ".gate_proj" : "", gate ? gate + strlen(".g_proj") : name + cut);
     return out;
 }
 
@@ -262,7 +268,9 @@ static size_t hf_layer_constants(const Model *model, const char *prefix, size_t 
     const size_t begin = (size_t)snprintf(name, sizeof(name), c->family->names.layer_prefix, l);
     if (!model->layer_scalar && (!model->router_bias || !layer_has_experts(c, l))) return 0;
     snprintf(name + begin, sizeof(name) - begin, "%s",
-             model->layer_scalar ? "layer_scalar" : "mlp.gate.e_score_correction_bias");
+             model->layer_scalar                 ? "layer_scalar"
+             : family_has_convolution(c->family) ? "feed_forward.expert_bias"
+                                                 : "mlp.gate.e_score_correction_bias");
     hf_tensor_name(c->family, prefix, name, out);
     *values = model->layer_scalar ? model->layer_scalar + l
                                   : model->router_bias + expert_layers_before(c, l) * c->num_experts;

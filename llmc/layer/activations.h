@@ -25,7 +25,7 @@ struct Activations {
     Stored *q;                    // [n,NH*HD]  queries after QK-norm and RoPE
     Stored *attention_out;        // [n,NH*HD]  softmax(scale q k^T) v
     Summed *lse;                  // [n,NH]     log-sum-exp of the scores
-    Stored *gate;                 // [n,NH*HD]  gate of attention's output; NULL where the family has no gate
+    Stored *gate;                 // [n,NH*HD]  gate of attention's output, or [n,NH]; NULL where the family has none
     Stored *gated;                // [n,NH*HD]  attention_out times the gate; without a gate attention_out
     Stored *projected;            // [n,E]      linear attention: q | k | v | z | b | a; a convolution alone: its input
     Stored *mixed;                // [n,W]      q | k | v after the convolution
@@ -84,7 +84,7 @@ static void activation_rows(Layer *layer, const Config *c) {
         KEPT(O_WEIGHT, attention_out, d->Q, 0, "attention output"),
         KEPT(O_WEIGHT, lse, d->NH, 1, "log-sum-exp"),
         MIXER(O_WEIGHT, gate, d->gate, LEVEL_PRODUCTS, "gate of attention output"),
-        MIXER(O_WEIGHT, gated, d->gate, LEVEL_ALL, "attention output behind its gate"),
+        MIXER(O_WEIGHT, gated, d->gate ? d->Q : 0, LEVEL_ALL, "attention output behind its gate"),
         MIXER(OUT_WEIGHT, projected, linear->E, LEVEL_PRODUCTS, "inputs of linear attention"),
         MIXER(OUT_WEIGHT, mixed, linear->W, LEVEL_ALL, "after the convolution"),
         MIXER(GATED_NORM, delta_out, linear->DVs, LEVEL_PRODUCTS, "delta rule's output"),

@@ -74,10 +74,13 @@ static void queries_project(const Visit *v, const Activations *a) {
     if (!is_found(v, a, a->q)) rotary_forward(v, Q_NORM, a->q, a->q_linear);
 }
 
+// Returns the elements of attention's output that a gate scales: one, or those of a head.
+static size_t gate_elements(const Visit *v) { return v->layer->shape.Q / v->layer->shape.gate; }
+
 // Runs the gate and attention's last product. It goes to x_1 = x_l + the branch, or to the branch's sum (part_target).
 static void attention_output(const Visit *v, const Activations *a) {
     if (a->gate && !is_found(v, a, a->gated))
-        v->s->ops->gate_forward(a->gated, a->attention_out, a->gate, v->c.n * v->layer->shape.Q);
+        v->s->ops->gate_forward(a->gated, a->attention_out, a->gate, v->c.n * v->layer->shape.Q, gate_elements(v));
     part_product(v, 0, 0, a, a->gated);
 }
 
@@ -184,7 +187,8 @@ static void output_backward(const Visit *v, const Activations *a, const Stored *
     const Shapes *d = &v->layer->shape;
     linear_backward(v, O_WEIGHT, dattention_out, dsum, a->gated, 0);
     if (a->gate)
-        s->ops->gate_backward(dattention_out, a->gate, dattention_out, a->attention_out, a->gate, v->c.n * d->Q);
+        s->ops->gate_backward(dattention_out, a->gate, dattention_out, a->attention_out, a->gate, v->c.n * d->Q,
+                              gate_elements(v));
     Summed *dsinks = sum_of(v, SINKS);
     if (!dsinks) return;
     const size_t mark = arena_mark(s->arena);

@@ -26,7 +26,7 @@ typedef struct {
     Stored *inner;   // [R,C] the buffer of rows (see above)
 } Routed;
 
-static const RouterShape scale_shape = {ROUTER_SIGMOID, 1, 1, 0, 1, 1, 1}; // sigmoid of one logit
+static const RouterShape scale_shape = {ROUTER_SIGMOID, 1, 1, 0, 1, 1, 1, 0}; // sigmoid of one logit
 
 // Pushes a chunk's rows; none in a layer without experts.
 static Routed push_routed(const Visit *v) {

@@ -44,11 +44,11 @@ typedef struct {
     RopeScaling rope;
     double rope_local_base_freq; // rope_theta of layers with a window, never scaled; 0: as in layers without a window
     size_t sliding_window;       // keys that a query of a layer with a window sees, its own key included; 0: no window
-    // s: sliding, f: full, l: linear attention, n: full without rotary positions; repeated to num_hidden_layers; "":
-    // all full
+    // s: sliding, f: full, l: linear attention, n: full without rotary positions, c: a short convolution; repeated to
+    // num_hidden_layers; "": all full
     char layer_types[LAYER_TYPES_MAX + 1];
     double partial_rotary_factor; // share of a head's elements that are rotated: its first elements
-    // linear attention (Gated DeltaNet)
+    // linear attention (Gated DeltaNet). A short convolution has hidden_size channels: value heads of one element, no keys
     size_t linear_num_key_heads, linear_num_value_heads, linear_key_head_dim, linear_value_head_dim;
     size_t linear_conv_kernel_dim;
     // experts
@@ -98,6 +98,7 @@ typedef struct {
 } ConfigKey;
 
 enum { OPTIONAL = 1 };
+#define LFM_NORM_EPS   "norm_eps" // LFM's name of rms_norm_eps
 #define LLAMA3_SCALED  (1 << ROPE_LLAMA3)
 #define YARN_SCALED    (1 << ROPE_YARN)
 #define DYNAMIC_SCALED (1 << ROPE_DYNAMIC)
@@ -149,13 +150,13 @@ static const ConfigKey config_keys[] = {
     {KEY(linear_num_value_heads), NULL, KEY_SIZE, 1, 1 << 14, 0, OPTIONAL},
     {KEY(linear_key_head_dim), NULL, KEY_SIZE, 1, 1024, 0, OPTIONAL},
     {KEY(linear_value_head_dim), NULL, KEY_SIZE, 1, 1024, 0, OPTIONAL},
-    {KEY(linear_conv_kernel_dim), NULL, KEY_SIZE, 1, CONV_TAPS_MAX, 0, OPTIONAL},
+    {KEY(linear_conv_kernel_dim), "conv_L_cache", KEY_SIZE, 1, CONV_TAPS_MAX, 0, OPTIONAL},
     {KEY(num_experts), "num_local_experts", KEY_SIZE, 0, EXPERTS_MOST, 0, OPTIONAL},
     {KEY(num_experts_per_tok), "top_k_experts", KEY_SIZE, 1, CHOSEN_MOST, 0, OPTIONAL},
     {KEY(moe_intermediate_size), NULL, KEY_SIZE, 1, 1 << 22, 0, OPTIONAL},
     {KEY(shared_expert_intermediate_size), NULL, KEY_SIZE, 0, 1 << 22, 0, OPTIONAL},
     {KEY(decoder_sparse_step), NULL, KEY_SIZE, 1, 4096, 0, OPTIONAL},
-    {KEY(first_k_dense_replace), NULL, KEY_SIZE, 0, 4096, 0, OPTIONAL},
+    {KEY(first_k_dense_replace), "num_dense_layers", KEY_SIZE, 0, 4096, 0, OPTIONAL},
     {KEY(mlp_only_layers), NULL, KEY_LAYERS, 0, 0, 0, OPTIONAL},
     {KEY(n_group), NULL, KEY_SIZE, 1, EXPERTS_MOST, 0, OPTIONAL},
     {KEY(topk_group), NULL, KEY_SIZE, 1, EXPERTS_MOST, 0, OPTIONAL},
@@ -188,6 +189,7 @@ static const Family *family_find(const char *name) {
 }
 
 static int config_key_find(const char *name) {
+    if (!strcmp(name, LFM_NORM_EPS)) name = "rms_norm_eps";
     for (size_t i = 0; i < CONFIG_KEYS; i++) {
         if (!strcmp(config_keys[i].name, name) || (config_keys[i].alias && !strcmp(config_keys[i].alias, name)))
             return (int)i;
@@ -210,7 +212,9 @@ static int family_has_key(const Family *family, const char *name) {
     if (text_is_one_of(name, "rope_theta|pad_token_id")) return !family->learned_positions;
     if (!strcmp(name, "intermediate_size")) return !family->router || family_names_key(family, name);
     if (!strcmp(name, "num_key_value_heads") || !strcmp(name, "head_dim")) return !family->biases;
-    if (!strcmp(name, "attention_bias")) return !family->biases && !family->qkv_bias && !family->same_windows;
+    if (!strcmp(name, "attention_bias"))
+        return !family->biases && !family->qkv_bias && !family->same_windows &&
+               (!family_has_convolution(family) || family_names_key(family, name));
     if (!strcmp(name, "sliding_window")) return *family->layer_types == 's';
     if (key->kind == KEY_LAYER_TYPES) return *family->layer_types;
     if (key->kind == KEY_GELU) return family->activation == ACTIVATION_GELU;
@@ -299,8 +303,10 @@ static void config_set(Config *config, const char *name, const char *value, cons
             die_with(code, "%s: layer_types=%.64s is not a pattern of at most %d letters %s and f (full)", where, value,
                      LAYER_TYPES_MAX,
                      letters[0] == 'l'   ? "l (linear)"
+                     : letters[0] == 'c' ? "c (convolution)"
                      : letters[0] == 'n' ? "n (no rotary positions)"
                      : letters[1] == 'n' ? "s (sliding), n (no rotary positions)"
+                     : letters[1] == 'c' ? "s (sliding), c (convolution)"
                                          : "s (sliding)");
         snprintf(config->layer_types, sizeof(config->layer_types), "%s", value);
     }
@@ -525,6 +531,10 @@ static void config_resolve_layer_types(Config *config, const char *where, int co
         for (l = 0; l < L; l++) config->layer_types[l] = (L - 1 - l) % 4 ? 's' : 'n';
         config->layer_types[L] = 0, given = L;
     }
+    if (!strcmp(config->family->layer_types, "sc") && L <= LAYER_TYPES_MAX && !config_given(config, "layer_types")) {
+        for (l = 0; l < L; l++) config->layer_types[l] = l % 4 == 2 ? 'f' : l % 4 || !l ? 'c' : 's';
+        config->layer_types[L] = 0, given = L;
+    }
     const size_t sliding = layers_of_kind(config, LAYER_WINDOW);
     if (!sliding && config->sliding_window && config_given(config, "sliding_window") && !given)
         die_with(code, "%s: sliding_window=%zu, but no layer has a window; give layer_types, such as s or sf", where,
@@ -597,9 +607,11 @@ static void config_resolve_rope(Config *config, const char *where, int code) {
 static void config_finish_experts(Config *c, const char *where, int code) {
     if (!c->family->router) return;
     if (!family_has_key(c->family, "moe_intermediate_size")) c->moe_intermediate_size = c->intermediate_size;
-    if (c->family->router == ROUTER_SIGMOID && !config_given(c, "shared_expert_intermediate_size"))
+    const int shares =
+        c->family->router == ROUTER_SIGMOID && family_has_key(c->family, "shared_expert_intermediate_size");
+    if (shares && !config_given(c, "shared_expert_intermediate_size"))
         c->shared_expert_intermediate_size = c->moe_intermediate_size;
-    if (c->family->router == ROUTER_SIGMOID && c->shared_expert_intermediate_size % c->moe_intermediate_size)
+    if (shares && c->shared_expert_intermediate_size % c->moe_intermediate_size)
         die_with(code, "%s: shared_expert_intermediate_size %zu must be a multiple of moe_intermediate_size %zu", where,
                  c->shared_expert_intermediate_size, c->moe_intermediate_size);
     if (!c->num_experts && !family_has_key(c->family, "decoder_sparse_step") && !c->family->experts_beside)
@@ -610,7 +622,7 @@ static void config_finish_experts(Config *c, const char *where, int code) {
                  c->num_experts);
     if (c->num_experts % c->n_group || c->topk_group > c->n_group ||
         c->num_experts / c->n_group * c->topk_group < c->num_experts_per_tok ||
-        (c->family->router == ROUTER_SIGMOID && c->num_experts / c->n_group < 2)) // a group's score sums its best two
+        (shares && c->num_experts / c->n_group < 2)) // a group's score sums its best two
         die_with(code,
                  "%s: topk_group %zu of n_group %zu equal groups of num_experts %zu must hold num_experts_per_tok %zu",
                  where, c->topk_group, c->n_group, c->num_experts, c->num_experts_per_tok);
@@ -630,6 +642,8 @@ static void config_finish_derived(Config *config, const char *where, int code) {
 // Sets keys that follow from other keys, and refuses impossible models.
 static void config_finish(Config *config, const char *where, int code) {
     const Family *family = config->family;
+    if (family_has_convolution(family))
+        config->linear_num_value_heads = config->hidden_size, config->linear_value_head_dim = 1;
     config_resolve_layer_types(config, where, code);
     if (family->same_windows && strchr(config->layer_types, 'f'))
         die_with(code, "%s: layer_types=%.64s, but in %s either every layer has a sliding_window or none; give s or f",

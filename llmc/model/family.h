@@ -58,7 +58,7 @@ typedef struct {
     const char *model_type;   // model_type in config.json
     const char *architecture; // Hugging Face's class
     const char *defaults;     // defaults of the config class; optional keys exist only in families that list them here
-    const char *layer_types;  // letters of layer_types in addition to f (full attention): s, l, n; "": none
+    const char *layer_types;  // letters of layer_types in addition to f (full attention): s, l, n, c; "": none
     NormKind norm;
     ActivationKind activation;
     QkNorm qk_norm;
@@ -72,8 +72,10 @@ typedef struct {
     int no_pre_norms;       // no norm before attention and MLP, which read the residual stream directly
     int post_norms;         // norms after attention and MLP, before the residual addition
     int scaled_embeddings;  // embeddings are multiplied by sqrt(hidden_size)
+    int head_gates;         // attention's output has a gate for each head, from a projection of its own
     int gated_attention;    // attention gates its output, by half of q_proj
     RouterKind router;      // layers may have experts
+    double router_epsilon;  // RouterShape.epsilon
     int shared_scale;       // the shared expert is scaled by a logistic function of the token
     int expert_biases;      // the router and the products of experts have biases
     int expert_columns;     // files hold stacks of experts as [E, in, out]
@@ -95,6 +97,9 @@ typedef struct {
 // Tells whether layers of the family may have linear attention.
 static int family_has_linear(const Family *family) { return strchr(family->layer_types, 'l') != NULL; }
 
+// Tells whether layers of the family may mix tokens by a short convolution alone.
+static int family_has_convolution(const Family *family) { return strchr(family->layer_types, 'c') != NULL; }
+
 // clang-format off
 #define NO_LINEAR_NAMES NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 #define LINEAR_NAMES "linear_attn.in_proj_qkv.weight", "linear_attn.in_proj_z.weight",                               \
@@ -103,6 +108,8 @@ static int family_has_linear(const Family *family) { return strchr(family->layer
 #define FUSED_LINEAR_NAMES "linear_attn.in_proj_qkvz.weight", NULL, "linear_attn.in_proj_ba.weight", NULL,            \
     "linear_attn.conv1d.weight", "linear_attn.dt_bias", "linear_attn.A_log", "linear_attn.norm.weight",               \
     "linear_attn.out_proj.weight"
+#define CONVOLUTION_NAMES "conv.in_proj.weight", NULL, NULL, NULL, "conv.conv.weight", NULL, NULL, NULL,               \
+    "conv.out_proj.weight"
 // Argument: the names of QK-norm
 #define ATTENTION_NORM_NAMES(...) "self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight",     \
     "self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias", __VA_ARGS__,                            \
@@ -110,6 +117,7 @@ static int family_has_linear(const Family *family) { return strchr(family->layer
 #define ATTENTION_NAMES ATTENTION_NORM_NAMES("self_attn.q_norm.weight", "self_attn.k_norm.weight")
 #define MLP_NAMES "mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.gate_proj.bias", "mlp.up_proj.bias",              \
     "mlp.down_proj.weight", "mlp.down_proj.bias"
+#define LFM_MLP_NAMES "feed_forward.w1.weight", "feed_forward.w3.weight", NULL, NULL, "feed_forward.w2.weight", NULL
 #define NO_MLP_NAMES NULL, NULL, NULL, NULL, NULL, NULL
 #define FUSED_MLP_NAMES "mlp.gate_up_proj.weight", NULL, NULL, NULL, "mlp.down_proj.weight", NULL
 #define NO_EXPERT_NAMES NULL, NULL, NULL, NULL, NULL, NULL, NULL
@@ -124,10 +132,15 @@ static int family_has_linear(const Family *family) { return strchr(family->layer
 #define LLAMA_LAYER_NAMES {BLOCK_NAMES(NO_LINEAR_NAMES, MLP_NAMES)}
 #define OLMO_LAYER_NAMES {NULL, NULL, ATTENTION_NAMES, NO_LINEAR_NAMES, "post_attention_layernorm.weight", NULL, NULL, \
     MLP_NAMES, NO_EXPERT_NAMES, "post_feedforward_layernorm.weight"}
-// Names of tensors in files, of all families except GPT-2. Arguments: .layer, then .expert and .router of experts.
-#define TENSOR_NAMES(...) .names = {.layer_prefix = "model.layers.%zu.", .model =                                      \
-    {"model.embed_tokens.weight", NULL, "model.per_layer_projection_norm.weight", "model.norm.weight", NULL,           \
-     "lm_head.weight"}, .layer = __VA_ARGS__}
+#define LFM2_LAYER_NAMES "operator_norm.weight", NULL, "self_attn.q_proj.weight", "self_attn.k_proj.weight",           \
+    "self_attn.v_proj.weight", NULL, NULL, NULL, "self_attn.q_layernorm.weight", "self_attn.k_layernorm.weight",       \
+    "self_attn.out_proj.weight", NULL, CONVOLUTION_NAMES, NULL, "ffn_norm.weight", NULL, LFM_MLP_NAMES
+// Names of tensors in files, of all families except GPT-2. Arguments: the final norm; .layer, then .expert and .router
+// of experts.
+#define NAMES_WITH_NORM(FINAL, ...) .names = {.layer_prefix = "model.layers.%zu.", .model =                            \
+    {"model.embed_tokens.weight", NULL, "model.per_layer_projection_norm.weight", FINAL, NULL, "lm_head.weight"},      \
+    .layer = __VA_ARGS__}
+#define TENSOR_NAMES(...) NAMES_WITH_NORM("model.norm.weight", __VA_ARGS__)
 
 static const Family families[] = {
     {.name = "gpt2", .model_type = "gpt2", .architecture = "GPT2LMHeadModel",
@@ -272,6 +285,25 @@ static const Family families[] = {
      TENSOR_NAMES({"input_layernorm.weight", NULL, ATTENTION_NORM_NAMES(NULL, NULL), NO_LINEAR_NAMES,
       "post_attention_layernorm.weight", "pre_feedforward_layernorm.weight", NULL, MLP_NAMES, NO_EXPERT_NAMES,
       "post_feedforward_layernorm.weight", NULL, "self_attn.gate_proj.weight"})},
+    // intermediate_size: after the class's adjustment of 12288
+    {.name = "lfm2", .model_type = "lfm2", .architecture = "Lfm2ForCausalLM",
+     .defaults =
+     "vocab_size=65536,hidden_size=2560,intermediate_size=8192,num_hidden_layers=32,num_attention_heads=32,"
+     "num_key_value_heads=8,max_position_embeddings=128000,rms_norm_eps=1e-5,rope_theta=1000000,"
+     "tie_word_embeddings=true,layer_types=f,linear_conv_kernel_dim=3",
+     .layer_types = "c", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qk_norm = QK_NORM_HEADS,
+     NAMES_WITH_NORM("model.embedding_norm.weight", {LFM2_LAYER_NAMES})},
+    {.name = "lfm3", .model_type = "lfm3", .architecture = "Lfm3ForCausalLM",
+     .defaults =
+     "vocab_size=128000,hidden_size=2048,intermediate_size=7680,num_hidden_layers=24,num_attention_heads=16,"
+     "num_key_value_heads=4,head_dim=128,max_position_embeddings=128000,rms_norm_eps=1e-5,rope_theta=1000000,"
+     "partial_rotary_factor=0.5,tie_word_embeddings=true,sliding_window=256,layer_types=ccfcscfc,"
+     "rope_local_base_freq=10000,attention_bias=false,linear_conv_kernel_dim=7",
+     .layer_types = "sc", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qk_norm = QK_NORM_HEADS,
+     .post_norms = 1, .head_gates = 1, .proportional = 1, .plain_rope = 1,
+     NAMES_WITH_NORM("model.embedding_norm.weight", {"operator_norm.weight", NULL, ATTENTION_NAMES, CONVOLUTION_NAMES,
+      "post_operator_norm.weight", "ffn_norm.weight", NULL, LFM_MLP_NAMES, NO_EXPERT_NAMES, "post_ffn_norm.weight", NULL,
+      "self_attn.g_proj.weight"})},
     {.name = "qwen3_moe", .model_type = "qwen3_moe", .architecture = "Qwen3MoeForCausalLM",
      .defaults =
      "vocab_size=151936,hidden_size=2048,intermediate_size=6144,num_hidden_layers=24,num_attention_heads=32,"
@@ -321,10 +353,22 @@ static const Family families[] = {
      "shared_expert_intermediate_size=1408,first_k_dense_replace=1,n_group=1,topk_group=1,norm_topk_prob=true,"
      "routed_scaling_factor=1",
      .layer_types = "", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qk_norm = QK_NORM_HEADS,
-     .no_output_bias = 1, .router = ROUTER_SIGMOID,
+     .no_output_bias = 1, .router = ROUTER_SIGMOID, .router_epsilon = 1e-20,
      TENSOR_NAMES({BLOCK_NAMES(NO_LINEAR_NAMES, MLP_NAMES), "mlp.gate.weight", NULL,
       "mlp.shared_experts.gate_proj.weight", "mlp.shared_experts.up_proj.weight",
       "mlp.shared_experts.down_proj.weight", EXPERT_NAMES}, .expert = SPLIT_NAMES)},
+    {.name = "lfm2_moe", .model_type = "lfm2_moe", .architecture = "Lfm2MoeForCausalLM",
+     .defaults =
+     "vocab_size=65536,hidden_size=2048,intermediate_size=7168,num_hidden_layers=32,num_attention_heads=32,"
+     "num_key_value_heads=8,max_position_embeddings=128000,rms_norm_eps=1e-5,rope_theta=1000000,"
+     "tie_word_embeddings=true,layer_types=ccfc,linear_conv_kernel_dim=3,num_experts=32,num_experts_per_tok=4,"
+     "moe_intermediate_size=1792,first_k_dense_replace=2,norm_topk_prob=true,routed_scaling_factor=1",
+     .layer_types = "c", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qk_norm = QK_NORM_HEADS,
+     .router = ROUTER_SIGMOID, .router_epsilon = 1e-6,
+     NAMES_WITH_NORM("model.embedding_norm.weight", {LFM2_LAYER_NAMES, "feed_forward.gate.weight", NULL, NULL, NULL,
+      NULL, "feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"}, .expert =
+      {"feed_forward.experts.%zu.w1.weight", "feed_forward.experts.%zu.w3.weight",
+       "feed_forward.experts.%zu.w2.weight"})},
     {.name = "gpt_oss", .model_type = "gpt_oss", .architecture = "GptOssForCausalLM",
      .defaults =
      "vocab_size=201088,hidden_size=2880,intermediate_size=2880,num_hidden_layers=36,num_attention_heads=64,"
@@ -390,6 +434,7 @@ typedef struct {
 #define PHI4   "vocab_size=100352,max_position_embeddings=16384,rope_theta=250000"
 #define GLM4   "max_position_embeddings=32768,rms_norm_eps=1e-5"
 #define GLM45  "attention_bias=true,rope_theta=1000000"
+#define LFM2   "layer_types=ccfccfccfcfcfcfc"
 #define QWEN3_EXPERTS "head_dim=128,norm_topk_prob=true,"
 static const Preset presets[] = {
     {"gpt2", "openai-community/gpt2", "gpt2", {0}, ""},
@@ -457,6 +502,12 @@ static const Preset presets[] = {
     {"glm4-32b", "zai-org/GLM-4-32B-0414", "glm4", {6144, 23040, 61, 48, 0}, GLM4 ",attention_bias=false"},
     {"seed-oss-36b", "ByteDance-Seed/Seed-OSS-36B-Instruct", "seed_oss", {5120, 0, 0, 0, 0}, "rope_theta=10000000"},
     {"ernie4.5-0.3b", "baidu/ERNIE-4.5-0.3B-PT", "ernie4_5", {0}, ""},
+    {"lfm2-350m", "LiquidAI/LFM2-350M", "lfm2", {1024, 4608, 16, 16, 0}, LFM2},
+    {"lfm2-700m", "LiquidAI/LFM2-700M", "lfm2", {1536, 6912, 16, 24, 0}, LFM2},
+    {"lfm2-1.2b", "LiquidAI/LFM2-1.2B", "lfm2", {2048, 0, 16, 0, 0}, LFM2},
+    {"lfm2-2.6b", "LiquidAI/LFM2-2.6B", "lfm2", {2048, 10752, 30, 0, 0}, "layer_types=ccfccfcccfcccfcccfcccfccfccfcc"},
+    {"lfm2-8b-a1b", "LiquidAI/LFM2-8B-A1B", "lfm2_moe", {0, 0, 24, 0, 0}, "layer_types=ccfcccfcccfcccfcccfccfcc"},
+    {"lfm3-1.7b", "LiquidAI/LFM3-1.7B", "lfm3", {0}, "max_position_embeddings=262144"},
     {"muse-glimmer-30b", "meta-models/Muse-Glimmer-30B", "muse_glimmer", {0}, ""},
     {"qwen3-30b-a3b", "Qwen/Qwen3-30B-A3B", "qwen3_moe", {2048, 0, 48, 32, 4}, QWEN3_EXPERTS QWEN3},
     {"qwen3-coder-30b-a3b", "Qwen/Qwen3-Coder-30B-A3B-Instruct", "qwen3_moe", {2048, 0, 48, 32, 4},

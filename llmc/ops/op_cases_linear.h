@@ -17,22 +17,29 @@ static void case_split_heads(const OpShape *s) {
     expect(s->back ? NULL : second, 1, 0);
 }
 
+// Returns the elements of a gate: 1, or a head's.
+static size_t gate_width(const OpShape *s) { return s->joined ? s->HD : 1; }
+
 static void case_gate_forward(const OpShape *s) {
-    check_begin("%zu x %zu", s->n, s->NH * s->HD);
-    const Dim one = all_of(1), some = some_of(s->n * s->NH * s->HD, 4000);
-    Tensor *x = tensor_in("x", one, some), *gate = tensor_in("gate", one, some), *out = tensor_out("out", one, some);
-    CHECK(gate_forward, of(out), of(x), of(gate), len(some));
+    const size_t width = gate_width(s);
+    check_begin("%zu x %zu, gates of %zu", s->n, s->NH * s->HD, width);
+    const Dim gates = some_of(s->n * s->NH * s->HD / width, 4000 / width + 1), own = all_of(width);
+    Tensor *x = tensor_in("x", gates, own), *gate = tensor_in("gate", gates, all_of(1));
+    Tensor *out = tensor_out("out", gates, own);
+    CHECK(gate_forward, of(out), of(x), of(gate), len(gates) * width, width);
     expect(out, 1, 0);
 }
 
 static void case_gate_backward(const OpShape *s) {
-    check_begin("%zu x %zu", s->n, s->NH * s->HD);
-    const Dim one = all_of(1), some = some_of(s->n * s->NH * s->HD, 4000);
-    Tensor *x = tensor_in("x", one, some), *gate = tensor_in("gate", one, some), *dout = tensor_in("dout", one, some);
-    Tensor *dx = tensor_out("dx", one, some), *dgate = tensor_out("dgate", one, some);
-    CHECK(gate_backward, of(dx), of(dgate), of(dout), of(x), of(gate), len(some));
+    const size_t width = gate_width(s);
+    check_begin("%zu x %zu, gates of %zu", s->n, s->NH * s->HD, width);
+    const Dim gates = some_of(s->n * s->NH * s->HD / width, 4000 / width + 1), own = all_of(width), one = all_of(1);
+    Tensor *x = tensor_in("x", gates, own), *gate = tensor_in("gate", gates, one),
+           *dout = tensor_in("dout", gates, own);
+    Tensor *dx = tensor_out("dx", gates, own), *dgate = tensor_out("dgate", gates, one);
+    CHECK(gate_backward, of(dx), of(dgate), of(dout), of(x), of(gate), len(gates) * width, width);
     expect(dx, 1, 0);
-    expect(dgate, 1, 0);
+    expect(dgate, 1, width > 1 ? sqrt((double)width) / 4 : 0); // a sum of terms of d x / 4
 }
 
 // ---- shapes of linear attention -------------------------------------------------------------------------------------
@@ -51,7 +58,10 @@ static LinearCase linear_case(const OpShape *s) {
 
 // ---- the convolution: in the sample a channel is a value head of one element ----------------------------------------
 static Dim conv_rows(LinearCase *l, Dim W) {
-    const Dim row = part_of_row(W, 0, W.size + 8);
+    const size_t parts = l->shape.gates ? 3 : 1; // B | C | x
+    size_t *at = (size_t *)check_allocate(parts * W.count * sizeof(size_t));
+    for (size_t i = 0; i < parts * W.count; i++) at[i] = i / W.count * W.size + dim_at(W, i % W.count);
+    const Dim row = part_of_row(dim_of(parts * W.size, parts * W.count, at), 0, parts * W.size + 8);
     l->sample.HK = 1, l->sample.K = 0, l->sample.HV = W.count, l->sample.V = 1;
     l->shape.stride = row.size, l->sample.stride = row.count;
     return row;
@@ -62,6 +72,7 @@ static void case_conv_forward(const OpShape *s) {
     const Dim W = some_of(delta_channels(&l.shape), 256), row = conv_rows(&l, W), N = all_of(s->n);
     Tensor *x = tensor_in("x", N, row), *weight = tensor_in("weight", W, all_of(l.shape.taps));
     Tensor *out = tensor_out("out", N, W), *columns = tensor_inout("columns", all_of(l.shape.taps - 1), W);
+    if (s->delta.gates) (void)rounds_operands(); // B x
     CHECK(conv_forward, of(out), of(columns), of(x), of(weight), shape_of(&l));
     expect(out, 1, 1);
     expect(columns, 1, 0);
@@ -89,6 +100,7 @@ static void case_conv_backward(const OpShape *s) {
     Tensor *dweight = tensor_sums("dweight", W, taps);
     Tensor *dcolumns = tensor_given(TENSOR_CHANGED, "dcolumns", summed, before, W, dcolumns_of(&l.shape, summed));
     Tensor *scratch = tensor_scratch(SCRATCH_FOR(conv_backward, &l.shape));
+    if (s->delta.gates) (void)rounds_operands();
     CHECK(conv_backward, of(dx), of(dweight), of(dcolumns), of(dout), of(x), of(columns), of(weight), shape_of(&l),
           of(scratch));
     expect(dx, 1, 1);
@@ -211,7 +223,7 @@ static void case_gated_norm_backward(const OpShape *s) {
 }
 
 // ---- transfer of a state by a range of tokens: three value heads of an odd width -----------------------------------
-static const DeltaShape odd_shape = {{NULL, 0, 0, 0}, 1, 3, 37, 130, 4, 0, 0};
+static const DeltaShape odd_shape = {{NULL, 0, 0, 0}, 1, 3, 37, 130, 4, 0, 0, 0};
 
 static void case_transfer_begin(const OpShape *s) {
     (void)s;

@@ -218,45 +218,49 @@ OP(void, split_heads, (Stored *joined, Stored *first, Stored *second, size_t n, 
    (joined, first, second, n, heads, HD, join),
    TENSOR(joined, 2 * n * heads * HD, STORED) TENSOR(first, n * heads * HD, STORED)
    TENSOR(second, n * heads * HD, STORED) COUNT(dry_move(4 * n * heads * HD, STORED)))
-// out = x / (1 + exp(-gate));  out may be x
-OP(void, gate_forward, (Stored *out, const Stored *x, const Stored *gate, size_t count), (out, x, gate, count),
-   TENSOR(out, count, STORED) TENSOR(x, count, STORED) TENSOR(gate, count, STORED) COUNT(dry_move(3 * count, STORED)))
-// dx may be dout, dgate may be gate
+// out[count] = x / (1 + exp(-gate[count / width])); a gate has `width` elements: 1, or those of a head. out may be x
+OP(void, gate_forward, (Stored *out, const Stored *x, const Stored *gate, size_t count, size_t width),
+   (out, x, gate, count, width),
+   TENSOR(out, count, STORED) TENSOR(x, count, STORED) TENSOR(gate, count / width, STORED)
+   COUNT(dry_move(2 * count + count / width, STORED)))
+// dgate: a gate's sum over its elements. dx may be dout, dgate may be gate
 OP(void, gate_backward, (Stored *dx, Stored *dgate, const Stored *dout, const Stored *x, const Stored *gate,
-                         size_t count),
-   (dx, dgate, dout, x, gate, count),
-   TENSOR(dx, count, STORED) TENSOR(dgate, count, STORED) TENSOR(dout, count, STORED) TENSOR(x, count, STORED)
-   TENSOR(gate, count, STORED) COUNT(dry_move(5 * count, STORED)))
+                         size_t count, size_t width),
+   (dx, dgate, dout, x, gate, count, width),
+   TENSOR(dx, count, STORED) TENSOR(dgate, count / width, STORED) TENSOR(dout, count, STORED)
+   TENSOR(x, count, STORED) TENSOR(gate, count / width, STORED) COUNT(dry_move(3 * count + 2 * (count / width), STORED)))
 
 // ---- linear attention (Gated DeltaNet): struct DeltaShape, n = delta_rows, W = delta_channels -----------------------
 // The tokens of a document's spans are the document's tokens, in order. A span that begins its document starts from a
 // state of zeros, any other span from the stored state of its slot. The state after the span is stored in its slot.
 // With slot_tokens 0 only the first span of a call may continue a document, and the state after the last span is
 // stored. out[n,W] = silu(sum over j < taps of weight[W,taps][.,j] x[t - (taps - 1) + j]), x is 0 before a document;
-// columns [slots,taps-1,W]: x of the last tokens before a span. Rows of x are shape->stride apart
+// columns [slots,taps-1,W]: x of the last tokens before a span. Rows of x are shape->stride apart. With shape->gates a row
+// of x is B | C | x: out = C (sum of weight (B x)), and columns hold B x, rounded
 OP(void, conv_forward, (Stored *out, Stored *columns, const Stored *x, const Stored *weight, const DeltaShape *shape),
    (out, columns, x, weight, shape),
    TENSOR(out, delta_rows(shape) * delta_channels(shape), STORED)
    TENSOR(columns, delta_slots(shape) * (shape->taps - 1) * delta_channels(shape), STORED)
-   TENSOR(x, strided(delta_rows(shape), delta_channels(shape), shape->stride), STORED)
+   TENSOR(x, strided(delta_rows(shape), conv_width(shape), shape->stride), STORED)
    TENSOR(weight, delta_channels(shape) * shape->taps, STORED)
-   COUNT(dry_move(2 * delta_rows(shape) * delta_channels(shape), STORED)))
+   COUNT(dry_move(delta_rows(shape) * (delta_channels(shape) + conv_width(shape)), STORED)))
 // dx (rows shape->stride apart) overwritten; dweight[W,taps] += (may be NULL). columns: as before forward. dcolumns
 // [taps-1,W]: in, the gradients that later calls have for x of this call's last taps - 1 tokens, 0 if they belong to
 // another document; if the call has fewer rows, the first ones are for tokens before the call. Out, the gradients for
-// the taps - 1 tokens before this call, 0 if the first span begins its document. slot_tokens is 0
+// the taps - 1 tokens before this call, 0 if the first span begins its document. slot_tokens is 0. With gates dx has the
+// gradients of B | C | x, and dcolumns are gradients of B x
 OP(void, conv_backward, (Stored *dx, Summed *dweight, Summed *dcolumns, const Stored *dout, const Stored *x,
                          const Stored *columns, const Stored *weight, const DeltaShape *shape, Summed *scratch),
    (dx, dweight, dcolumns, dout, x, columns, weight, shape, scratch),
-   TENSOR(dx, strided(delta_rows(shape), delta_channels(shape), shape->stride), STORED)
+   TENSOR(dx, strided(delta_rows(shape), conv_width(shape), shape->stride), STORED)
    TENSOR(dweight, delta_channels(shape) * shape->taps, SUMMED)
    TENSOR(dcolumns, (shape->taps - 1) * delta_channels(shape), SUMMED)
    TENSOR(dout, delta_rows(shape) * delta_channels(shape), STORED)
-   TENSOR(x, strided(delta_rows(shape), delta_channels(shape), shape->stride), STORED)
+   TENSOR(x, strided(delta_rows(shape), conv_width(shape), shape->stride), STORED)
    TENSOR(columns, (shape->taps - 1) * delta_channels(shape), STORED)
    TENSOR(weight, delta_channels(shape) * shape->taps, STORED)
    TENSOR(scratch, OPS->conv_backward_scratch(shape), SUMMED)
-   COUNT(dry_move(4 * delta_rows(shape) * delta_channels(shape), STORED)))
+   COUNT(dry_move(2 * delta_rows(shape) * (delta_channels(shape) + conv_width(shape)), STORED)))
 OP_SCRATCH(conv_backward_scratch, (const DeltaShape *shape), (shape))
 
 // The gated delta rule. x[n,W]: q, k, v after the convolution; b, a: rows of HV elements, shape->stride apart. Each

@@ -97,7 +97,9 @@ static size_t attention_rows(const AttentionShape *shape) { return spans_rows(sh
 
 // Layers of linear attention (Gated DeltaNet, arXiv 2412.06464) on the tokens of spans. A row of the projection is
 // q[HK,K] | k[HK,K] | v[HV,V] | z[HV,V] | b[HV] | a[HV]; the W = 2 HK K + HV V channels q, k, v pass through the
-// convolution. A document's state is all that its next span needs of earlier tokens.
+// convolution. A document's state is all that its next span needs of earlier tokens. A short convolution alone (LFM2) has
+// gates: a row of the projection is B[W] | C[W] | x[W], the convolution's input is B x, and C multiplies its output in
+// place of SiLU.
 typedef struct {
     Spans spans;         // window and pairs are ignored
     size_t HK, HV, K, V; // value head h has the key and query of head h / (HV/HK)
@@ -105,11 +107,14 @@ typedef struct {
     size_t stride;       // elements from row to row of the projection, and of the projection's gradient
     size_t slot_tokens;  // 0: one state, of the current span; else state i belongs to documents that begin in [i
                          // slot_tokens, (i + 1) slot_tokens)
+    int gates;           // 1: a short convolution alone
 } DeltaShape;
 
 enum { CONV_TAPS_MAX = 8, DELTA_BLOCK = 64 }; // DELTA_BLOCK: tokens of a block of the chunked form, for counting FLOPs
 
 static size_t delta_channels(const DeltaShape *shape) { return 2 * shape->HK * shape->K + shape->HV * shape->V; }
+// Returns how many elements of a projection's row the convolution reads.
+static size_t conv_width(const DeltaShape *shape) { return (shape->gates ? 3 : 1) * delta_channels(shape); }
 static size_t delta_rows(const DeltaShape *shape) { return spans_rows(shape->spans); }
 static size_t delta_state_elements(const DeltaShape *shape) { return shape->HV * shape->K * shape->V; }
 static size_t delta_transfer_elements(const DeltaShape *shape) { return shape->HV * shape->K * shape->K; }
@@ -189,9 +194,10 @@ typedef enum { ROUTER_NONE, ROUTER_SOFTMAX, ROUTER_SIGMOID } RouterKind;
 typedef struct {
     RouterKind kind;     // scores p = softmax(z), or s = 1 / (1 + exp(-z)); a bias is added to s for the choice
     size_t E, k;         // number of experts, and of a token's experts
-    int normalised;      // 1: a token's weights are divided by their sum (sigmoid: + 1e-20)
+    int normalised;      // 1: a token's weights are divided by their sum (sigmoid: + epsilon)
     double scale;        // factor of the weights
     size_t groups, kept; // experts are chosen in the `kept` best of `groups` groups; a group's two best scores rank it
+    double epsilon;
 } RouterShape;
 
 #define NO_EXPERT 0xffff // stands for a token's first expert: its route is unknown

@@ -61,7 +61,7 @@ static size_t reference_expert(const uint16_t *route, size_t k, size_t t, size_t
 
 // Returns the divisor of a token's weights.
 static double reference_divisor(const double *score, const uint16_t *route, size_t t, const RouterShape *shape) {
-    double sum = shape->kind == ROUTER_SIGMOID ? 1e-20 : 0.0;
+    double sum = shape->kind == ROUTER_SIGMOID ? shape->epsilon : 0.0;
     for (size_t j = 0; j < shape->k; j++) sum += score[reference_expert(route, shape->k, t, j)];
     return shape->normalised ? sum : 1.0;
 }

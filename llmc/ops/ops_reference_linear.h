@@ -18,16 +18,17 @@ static void reference_split_heads(double *joined, double *first, double *second,
     }
 }
 
-static void reference_gate_forward(double *out, const double *x, const double *gate, size_t count) {
-    for (size_t i = 0; i < count; i++) out[i] = x[i] * logistic(gate[i]);
+static void reference_gate_forward(double *out, const double *x, const double *gate, size_t count, size_t width) {
+    for (size_t i = 0; i < count; i++) out[i] = x[i] * logistic(gate[i / width]);
 }
 
 static void reference_gate_backward(double *dx, double *dgate, const double *dout, const double *x, const double *gate,
-                                    size_t count) {
-    for (size_t i = 0; i < count; i++) {
-        const double d = dout[i], g = gate[i];
-        dx[i] = d * logistic(g);
-        dgate[i] = d * x[i] * logistic(g) * logistic(-g);
+                                    size_t count, size_t width) {
+    for (size_t i = 0; i < count; i += width) {
+        const double g = gate[i / width];
+        double sum = 0.0;
+        for (size_t j = i; j < i + width; j++) sum += dout[j] * x[j], dx[j] = dout[j] * logistic(g);
+        dgate[i / width] = sum * logistic(g) * logistic(-g);
     }
 }
 
@@ -40,13 +41,19 @@ static const double *conv_token(const double *x, const double *columns, const De
     return columns + (size_t)(t + (ptrdiff_t)shape->taps - 1) * delta_channels(shape);
 }
 
-// Returns SiLU's argument: channel c at token t of a span.
+// Returns the convolution's input: an element of x, of B x in rows of B | C | x, or of columns.
+static double conv_element(const double *row, const DeltaShape *shape, ptrdiff_t t, size_t c) {
+    return row[c] * (shape->gates && t >= 0 ? row[2 * delta_channels(shape) + c] : 1.0);
+}
+
+// Returns the convolution's sum: channel c at token t of a span.
 static double conv_of(const double *x, const double *columns, const double *weight, const DeltaShape *shape,
                       const Span *span, size_t t, size_t c) {
     double sum = 0.0;
     for (size_t j = 0; j < shape->taps; j++) {
-        const double *row = conv_token(x, columns, shape, span, (ptrdiff_t)(t + j + 1) - (ptrdiff_t)shape->taps);
-        if (row) sum += weight[c * shape->taps + j] * row[c];
+        const ptrdiff_t from = (ptrdiff_t)(t + j + 1) - (ptrdiff_t)shape->taps;
+        const double *row = conv_token(x, columns, shape, span, from);
+        if (row) sum += weight[c * shape->taps + j] * conv_element(row, shape, from, c);
     }
     return sum;
 }
@@ -59,11 +66,15 @@ static void reference_conv_forward(double *out, double *columns, const double *x
         const size_t n = span->end - span->begin;
         double *const own = columns + delta_slot(shape, span) * (taps - 1) * W;
         for (size_t t = 0; t < n; t++)
-            for (size_t c = 0; c < W; c++)
-                out[(span->row + t) * W + c] = silu_of(conv_of(x, own, weight, shape, span, t, c));
+            for (size_t c = 0; c < W; c++) {
+                const double sum = conv_of(x, own, weight, shape, span, t, c),
+                             *row = x + (span->row + t) * shape->stride;
+                out[(span->row + t) * W + c] = shape->gates ? row[W + c] * sum : silu_of(sum);
+            }
         for (size_t j = 0; j + 1 < taps; j++) { // row j of columns is read before it is overwritten
-            const double *row = conv_token(x, own, shape, span, (ptrdiff_t)(n + j + 1) - (ptrdiff_t)taps);
-            for (size_t c = 0; c < W; c++) own[j * W + c] = row ? row[c] : 0.0;
+            const ptrdiff_t from = (ptrdiff_t)(n + j + 1) - (ptrdiff_t)taps;
+            const double *row = conv_token(x, own, shape, span, from);
+            for (size_t c = 0; c < W; c++) own[j * W + c] = row ? conv_element(row, shape, from, c) : 0.0;
         }
     }
 }
@@ -81,17 +92,24 @@ static void reference_conv_backward(double *dx, double *dweight, double *dcolumn
         for (size_t t = 0; t < first[s].end - first[s].begin; t++)
             for (size_t c = 0; c < W; c++) {
                 const double sum = conv_of(x, columns, weight, shape, &first[s], t, c);
-                const double dsum = dout[(first[s].row + t) * W + c] * silu_slope(sum);
+                const size_t own = first[s].row + t, gate = own * shape->stride + W + c;
+                const double dsum = dout[own * W + c] * (shape->gates ? x[gate] : silu_slope(sum));
+                if (shape->gates) dx[gate] = dout[own * W + c] * sum;
                 for (size_t j = 0; j < taps; j++) {
-                    const double *row =
-                        conv_token(x, columns, shape, &first[s], (ptrdiff_t)(t + j + 1) - (ptrdiff_t)taps);
+                    const ptrdiff_t from = (ptrdiff_t)(t + j + 1) - (ptrdiff_t)taps;
+                    const double *row = conv_token(x, columns, shape, &first[s], from);
                     if (!row) continue;
-                    d[(first[s].row + t + j) * W + c] += dsum * weight[c * taps + j];
-                    if (dweight) dweight[c * taps + j] += dsum * row[c];
+                    d[(own + j) * W + c] += dsum * weight[c * taps + j];
+                    if (dweight) dweight[c * taps + j] += dsum * conv_element(row, shape, from, c);
                 }
             }
     for (size_t i = 0; i < (taps - 1) * W; i++) dcolumns[i] = first->begin > first->document ? d[i] : 0.0;
-    for (size_t t = 0; t < n; t++) memcpy(dx + t * shape->stride, d + (t + taps - 1) * W, W * sizeof(double));
+    for (size_t i = 0; i < n * W; i++) { // B and x of a token multiply each other's gradient
+        const size_t b = i / W * shape->stride + i % W, value = b + 2 * W;
+        const double du = d[(taps - 1) * W + i];
+        dx[b] = du * (shape->gates ? x[value] : 1.0);
+        if (shape->gates) dx[value] = du * x[b];
+    }
     free(d);
 }
 

@@ -258,8 +258,8 @@ static double attention_elements(const Config *c, const Batch *batch, Range rang
 // Returns the FLOPs of the delta rule per token of one layer.
 static double delta_token_flops(const Model *model, DeltaWork work) {
     const LinearShape d = shapes_of(model).linear;
-    const DeltaShape shape = {{0}, d.HK, d.HV, d.DK, d.DV, d.taps, d.E, 0};
-    return delta_flops(&shape, work);
+    const DeltaShape shape = {{0}, d.HK, d.HV, d.DK, d.DV, d.taps, d.E, 0, d.gates};
+    return d.DK ? delta_flops(&shape, work) : 0; // 0: convolutions alone
 }
 
 static double model_flops(const Model *model, const Lora *lora, const Batch *batch, int backward) {

@@ -19,15 +19,16 @@ This file alone knows which layer of which family has which parts. The steps in 
 // Linear attention: key and value heads, elements of a head, convolution channels, taps
 typedef struct {
     size_t HK, HV, DK, DV, W, taps;
-    size_t DVs, E;     // HV*DV; width of the projections q|k|v|z|b|a
+    size_t DVs, E;     // HV*DV; width of the projections q|k|v|z|b|a, or B|C|x of a convolution alone
     size_t out;        // width of the last product's input
     size_t S, columns; // elements of a state: the delta rule's, the convolution's
+    int gates;         // 1: a convolution alone, with gates around it
 } LinearShape;
 
 typedef struct {
     size_t C, V, L;               // hidden, vocabulary, layers
     size_t NH, NKV, HD, Q, KV, R; // Q = NH*HD, KV = NKV*HD; R: rotated elements of a head
-    size_t gate;                  // width of the gate of attention's output: Q, or 0 without a gate
+    size_t gate;                  // width of the gate of attention's output: Q, NH for a gate a head, or 0
     size_t query_gate;            // columns of gates in the product of queries: Q, or 0
     size_t FF, H;                 // H: width of the MLP's first product
     size_t I, shared;             // width of an expert, of the shared expert
@@ -43,8 +44,9 @@ typedef struct {
 } Shapes;
 
 static RouterShape router_of(const Config *c) {
-    const RouterShape shape = {c->family->router,        c->num_experts, c->num_experts_per_tok, c->norm_topk_prob,
-                               c->routed_scaling_factor, c->n_group,     c->topk_group};
+    const RouterShape shape = {c->family->router, c->num_experts,           c->num_experts_per_tok,
+                               c->norm_topk_prob, c->routed_scaling_factor, c->n_group,
+                               c->topk_group,     c->family->router_epsilon};
     return shape;
 }
 
@@ -53,8 +55,8 @@ static LinearShape linear_shape_of(const Config *c, unsigned form) {
     s.HK = c->linear_num_key_heads, s.HV = c->linear_num_value_heads, s.taps = c->linear_conv_kernel_dim;
     s.DK = c->linear_key_head_dim, s.DV = c->linear_value_head_dim;
     s.W = linear_channels(c), s.DVs = s.HV * s.DV;
-    s.E = form & FORM_CONVOLUTION ? s.W : s.W + s.DVs + 2 * s.HV;
-    s.out = form & FORM_CONVOLUTION ? s.W : s.DVs;
+    s.gates = (form & FORM_CONVOLUTION) != 0;
+    s.E = s.gates ? 3 * s.W : s.W + s.DVs + 2 * s.HV, s.out = s.gates ? s.W : s.DVs;
     s.S = s.DVs * s.DK, s.columns = s.taps ? (s.taps - 1) * s.W : 0;
     return s;
 }
@@ -68,7 +70,7 @@ static Shapes shapes_in(const Model *model, unsigned form) {
     s.HD = head_dim_of(c, form), s.Q = s.NH * s.HD, s.KV = s.NKV * s.HD, s.R = rotary_width_of(c, form);
     s.value_norm = c->family->value_norm, s.values_are_keys = values_are_keys(c, form);
     s.P = c->hidden_size_per_layer_input, s.query_gate = c->family->gated_attention ? s.Q : 0;
-    s.gate = c->family->names.layer[OUTPUT_GATE] ? s.Q : s.query_gate;
+    s.gate = c->family->head_gates ? s.NH : c->family->names.layer[OUTPUT_GATE] ? s.Q : s.query_gate;
     s.linear = linear_shape_of(c, form);
     s.router_scale = c->family->experts_beside ? 1 / sqrt((double)s.C) : 1;
     s.router = router_of(c), s.I = c->moe_intermediate_size, s.shared = c->shared_expert_intermediate_size;

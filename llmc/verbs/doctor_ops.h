@@ -12,8 +12,8 @@ optimizer's step.
 // Returns the shape of n tokens of a model. A model without linear attention gets a few small heads, a model without
 // experts a few small experts.
 static OpShape model_shape(const Config *c, size_t n) {
-    const DeltaShape small = {{NULL, 0, 0, 0}, 2, 4, 32, 32, 4, 0, 0};
-    const RouterShape few = {ROUTER_SOFTMAX, 12, 3, 1, 1, 1, 1};
+    const DeltaShape small = {{NULL, 0, 0, 0}, 2, 4, 32, 32, 4, 0, 0, 0};
+    const RouterShape few = {ROUTER_SOFTMAX, 12, 3, 1, 1, 1, 1, 0};
     OpShape s = {0};
     s.n = n, s.C = c->hidden_size, s.V = c->vocab_size, s.FF = c->intermediate_size, s.stride = s.V / 8 * 8 + 8;
     s.NH = c->num_attention_heads, s.NKV = key_value_heads_of(c, 0), s.HD = head_dim_of(c, 0);
@@ -27,6 +27,7 @@ static OpShape model_shape(const Config *c, size_t n) {
         s.delta.K = c->linear_key_head_dim, s.delta.V = c->linear_value_head_dim;
         s.delta.taps = c->linear_conv_kernel_dim;
     }
+    if (!s.delta.HK) s.delta = small; // short convolutions alone
     s.delta.stride = s.delta.HV * s.delta.V + 8;
     s.router = c->family->router && c->num_experts ? router_of(c) : few;
     return s;
@@ -104,6 +105,10 @@ static int op_shape(const char *op, const Config *c, size_t n, size_t i, OpShape
     if (!strcmp(kind, "norm")) { // the second shape: of heads; the third: of values
         shapes = c->family->value_norm ? 3 : config_qk_norm(c) ? 2 : 1, s->bare = i == 2;
         if (i) s->n = n * s->NH, s->C = s->HD;
+    }
+    if (!strcmp(kind, "conv") && c->linear_num_value_heads && !c->linear_num_key_heads) {
+        const DeltaShape gated = {{NULL, 0, 0, 0}, 0, s->C, 0, 1, c->linear_conv_kernel_dim, 0, 0, 1};
+        s->delta = gated;
     }
     if (!strcmp(kind, "linear") && i < shapes) product_shape(s, i);
     if (!strncmp(kind, "experts", strlen("experts"))) experts_shape(s, c, i), s->format = formats[3 + i % 3];

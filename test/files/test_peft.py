@@ -151,7 +151,7 @@ def per_expert(name, *options):
 
 
 for golden in ("llama", "qwen2", "qwen3", "mistral", "gemma3", "gpt2", "ministral3", "smollm3", "olmo3", "phi3", "glm4", "seed_oss",
-               "hunyuan_v1_dense", "ernie4_5"):
+               "hunyuan_v1_dense", "ernie4_5", "lfm2", "lfm3"):
     ours_to_theirs(golden)
 ours_to_theirs("llama", "--rslora", "--lora-alpha", "3", "--lora-targets", "q_proj,v_proj,down_proj", "--lora-dropout", "0.1")
 ours_to_theirs("gpt2", "--lora-targets", "c_attn,mlp.c_proj")
@@ -164,7 +164,8 @@ ours_to_theirs("qwen3_5")
 ours_to_theirs("qwen3_5", "--lora-targets", "q_proj,in_proj_b,in_proj_qkv")
 ours_to_theirs("qwen3_5", "--lora-targets", "o_proj", "--rslora")
 theirs_to_ours("qwen3_5", "some", r=2, lora_alpha=3, target_modules=["v_proj", "in_proj_a", "in_proj_z", "out_proj"])
-for golden in ("llama", "qwen3", "gemma3", "qwen3_5", "olmo2", "phi3", "glm4"):
+ours_to_theirs("lfm2", "--lora-targets", "in_proj,self_attn.out_proj,w2", "--lora-rank-pattern", "in_proj=3")
+for golden in ("llama", "qwen3", "gemma3", "qwen3_5", "olmo2", "phi3", "glm4", "lfm2", "lfm3", "lfm2_moe"):
     theirs_to_ours(golden, "all-linear", r=3, lora_alpha=5, target_modules="all-linear")
 theirs_to_ours("qwen2", "some", r=8, lora_alpha=8, target_modules=["q_proj", "up_proj"], use_rslora=True, lora_dropout=0.2)
 theirs_to_ours("llama", "regular expression", r=2, lora_alpha=1, target_modules=r".*\.mlp\.(gate|down)_proj")

@@ -127,6 +127,23 @@ static const Damage changed_texts[] = {
            "layer 0 has a sliding window, so it must have rotary positions here"),
     KEY("muse_glimmer", "sliding_window", "5", "null", "there is no sliding_window"),
     KEY("muse_glimmer", "hidden_activation", "\"silu\"", "\"gelu\"", "hidden_activation is gelu; it must be silu"),
+    KEY("lfm2_moe", "use_expert_bias", "true", "false", "use_expert_bias is false; it must be true"),
+    KEY("lfm3", "use_attention_gate", "true", "false", "use_attention_gate is false; it must be true"),
+    KEY("lfm3", "rope_type", "\"proportional\"", "\"default\"",
+        "of type default is not supported for this family; supported: proportional"),
+    KEY("lfm3", "sliding_window", "6", "null", "there is no sliding_window"),
+    KEY("lfm2", "conv_bias", "false", "true", "conv_bias is true; it must be false"),
+    KEY("lfm2", "conv_L_cache", "3", "9", "conv_L_cache=9 is out of range; give a number from 1 to 8"),
+    KEY("lfm2", "norm_eps", "1e-05", "null", "norm_eps is null"),
+    KEY("lfm2", "block_multiple_of", "8", "0",
+        "block_multiple_of and block_ffn_dim_multiplier must be numbers above 0"),
+    KEY("lfm2", "tie_word_embeddings", "true", "true, \"tie_embedding\": false", "lm_head.weight"),
+    KEY("lfm2", "block_auto_adjust_ff_dim", "true", "true, \"block_ff_dim\": 90",
+        "tensor model.layers.0.feed_forward.w1.weight has shape [48, 36], but config.json asks for [64, 36]"),
+    CONFIG("lfm2", "\"layer_types\": [\n    \"conv\",", "\"layer_types\": [\n    \"mamba\",",
+           "layer_types: layer 0 is mamba, but must be full_attention|conv"),
+    CONFIG("lfm2", "\"layer_types\": [", "\"full_attn_idxs\": [true], \"other\": [",
+           "full_attn_idxs has an entry that is not a layer's number"),
     KEY("ernie4_5", "use_bias", "true", "false, \"attention_bias\": true",
         "does not have these tensors with this config.json: model.layers.0.mlp.down_proj.bias"),
     KEY("phi3", "partial_rotary_factor", "0.75", "0.625", "rotates 5 of head_dim 8 elements"),
@@ -334,7 +351,7 @@ TEST(texts) {
     const DamageSuite suite =
         golden_copies("gpt2 llama llama3 llama-sharded llama-tied qwen2 qwen3 qwen3-yarn mistral gemma3 "
                       "gemma3-linear ministral3 smollm3 olmo2 olmo3 phi3 glm4 granite mistral-full qwen3_moe "
-                      "seed_oss hunyuan_v1_dense ernie4_5 muse_glimmer "
+                      "seed_oss hunyuan_v1_dense ernie4_5 muse_glimmer lfm2 lfm3 lfm2_moe "
                       "qwen3_moe-fused mixtral glm4_moe gpt_oss gemma4-e");
     expect_damage_found(&suite, changed_texts, COUNT_OF(changed_texts));
 }

@@ -24,7 +24,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, Ernie4_5Config, Gemma3TextConfig,
                           Gemma4TextConfig, Glm4Config, Glm4MoeConfig, GPT2Config, GptOssConfig, GraniteConfig,
-                          HunYuanDenseV1Config, LlamaConfig, Ministral3Config, MistralConfig, MixtralConfig,
+                          HunYuanDenseV1Config, Lfm2Config, Lfm2MoeConfig, Lfm3Config,
+                          LlamaConfig, Ministral3Config, MistralConfig, MixtralConfig,
                           MuseGlimmerConfig, Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config, Qwen3_5MoeTextConfig,
                           Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig, SeedOssConfig,
                           SmolLM3Config)
@@ -40,7 +41,8 @@ def classes(text):
 NORMS = classes("""llama.LlamaRMSNorm mistral.MistralRMSNorm ministral.MinistralRMSNorm ministral3.Ministral3RMSNorm
     qwen2.Qwen2RMSNorm qwen3.Qwen3RMSNorm smollm3.SmolLM3RMSNorm olmo2.Olmo2RMSNorm olmo3.Olmo3RMSNorm phi3.Phi3RMSNorm
     glm4.Glm4RMSNorm qwen3_moe.Qwen3MoeRMSNorm mixtral.MixtralRMSNorm glm4_moe.Glm4MoeRMSNorm granite.GraniteRMSNorm
-    gpt_oss.GptOssRMSNorm seed_oss.SeedOssRMSNorm hunyuan_v1_dense.HunYuanDenseV1RMSNorm ernie4_5.Ernie4_5RMSNorm""")
+    gpt_oss.GptOssRMSNorm seed_oss.SeedOssRMSNorm hunyuan_v1_dense.HunYuanDenseV1RMSNorm ernie4_5.Ernie4_5RMSNorm
+    lfm2.Lfm2RMSNorm lfm2_moe.Lfm2MoeRMSNorm lfm3.Lfm3RMSNorm""")
 OFFSET_NORMS = classes("""gemma3.Gemma3RMSNorm qwen3_5.Qwen3_5RMSNorm qwen3_5_moe.Qwen3_5MoeRMSNorm
     qwen3_next.Qwen3NextRMSNorm muse_glimmer.MuseGlimmerTextCenteredRMSNorm""")
 CASTING = classes("""qwen3_5.Qwen3_5GatedDeltaNet qwen3_5_moe.Qwen3_5MoeGatedDeltaNet qwen3_moe.Qwen3MoeTopKRouter
@@ -249,6 +251,26 @@ ERNIE4_5 = Ernie4_5Config(vocab_size=100, hidden_size=32, intermediate_size=44, 
                           num_key_value_heads=2, head_dim=12, max_position_embeddings=128, use_bias=True,
                           **NO_SPECIAL_TOKENS)
 
+# Short convolutions over three tokens in three of four layers. Two thirds of 66, rounded up to a multiple of 8, are 48.
+LFM2 = Lfm2Config(vocab_size=103, hidden_size=36, intermediate_size=66, num_hidden_layers=4, num_attention_heads=6,
+                  num_key_value_heads=2, max_position_embeddings=128, block_multiple_of=8,
+                  layer_types=["conv", "conv", "full_attention", "conv"],
+                  rope_parameters=dict(rope_type="default", rope_theta=50000.0), **NO_SPECIAL_TOKENS)
+
+# A window of 6 in a layer; a gate a head, which files name like the MLP's; half of the pairs of full attention are rotated.
+LFM3 = Lfm3Config(vocab_size=101, hidden_size=32, intermediate_size=40, num_hidden_layers=4, num_attention_heads=6,
+                  num_key_value_heads=2, head_dim=12, max_position_embeddings=128, sliding_window=6, conv_L_cache=5,
+                  layer_types=["conv", "sliding_attention", "full_attention", "conv"],
+                  rope_parameters=dict(full_attention=dict(rope_type="proportional", rope_theta=50000.0, partial_rotary_factor=0.5),
+                                       sliding_attention=dict(rope_type="default", rope_theta=3000.0)), **NO_SPECIAL_TOKENS)
+
+# Two dense layers, then experts; the choice is by score and bias, the weights by score alone.
+LFM2_MOE = Lfm2MoeConfig(vocab_size=98, hidden_size=32, intermediate_size=44, moe_intermediate_size=20, num_hidden_layers=3,
+                         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128, num_dense_layers=2,
+                         num_experts=5, num_experts_per_tok=2, routed_scaling_factor=1.5, conv_L_cache=4,
+                         layer_types=["conv", "full_attention", "conv"],
+                         rope_parameters=dict(rope_type="default", rope_theta=50000.0), **NO_SPECIAL_TOKENS)
+
 # The middle one of three layers is dense; a normalised choice of 2 of 5 experts, narrower than the hidden size.
 QWEN3_MOE = Qwen3MoeConfig(vocab_size=101, hidden_size=32, intermediate_size=40, num_hidden_layers=3,
                            num_attention_heads=4, num_key_value_heads=2, head_dim=12, max_position_embeddings=128,
@@ -387,6 +409,7 @@ CASES = [
     Case("hunyuan_v1_dense", HUNYUAN, seed=39, config_style=4),
     Case("ernie4_5", ERNIE4_5, seed=1044),
     Case("muse_glimmer", MUSE_GLIMMER, seed=302),
+    Case("lfm2", LFM2, seed=10, config_style=4, pad=40),
     Case("qwen3_moe", QWEN3_MOE, seed=472, pad=30),
     Case("qwen3_moe-fused", QWEN3_MOE_FUSED, seed=10729, layout="fused"),
     Case("qwen3_5_moe", QWEN3_5_MOE, seed=430, layout="fused"),
@@ -394,6 +417,8 @@ CASES = [
     Case("mixtral", MIXTRAL, seed=1223),
     Case("glm4_moe", GLM4_MOE, seed=763),
     Case("gpt_oss", GPT_OSS, seed=2, pad=12),
+    Case("lfm3", LFM3, seed=3, pad=30),
+    Case("lfm2_moe", LFM2_MOE, seed=520),
     Case("gemma4", GEMMA4, seed=3797, pad=30),
     Case("gemma4-e", GEMMA4_E, seed=1005, pad=30),
 ]
@@ -442,12 +467,14 @@ def random_model(case):
                 value = 3 * noise
             elif name.endswith("A_log"):
                 value = 1.2 * noise - 2.2  # states that last for a few tokens to a hundred
-            elif "conv1d" in name:
+            elif "conv1d" in name or name.endswith("conv.conv.weight"):
                 value = 0.5 * noise
             elif parameter.ndim == 1 and not name.endswith("sinks"):
                 value = 0.1 * noise
             elif is_embedding:
                 value = 0.2 * noise
+            elif name.endswith("feed_forward.gate.weight"):
+                value = 0.8 * noise
             elif name.endswith("mlp.gate.weight"):
                 value = 0.3 * noise
             elif name.endswith(("mlp.router.weight", "sinks")):
@@ -456,7 +483,7 @@ def random_model(case):
                 value = 0.15 * noise
             parameter.copy_(value)
         for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.copy_(0.2 * torch.randn(buffer.shape, generator=rng))
             if name.endswith("layer_scalar"):
                 buffer.copy_(0.7 + 0.1 * torch.randn(buffer.shape, generator=rng))
@@ -640,7 +667,7 @@ def greedy(model, prompt):
     not know how long a text is without a layer of attention.
     """
     out = model.generate(prompt[None].long(), attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-                         use_cache=set(getattr(model.config, "layer_types", None) or []) != {"linear_attention"},
+                         use_cache=bool(set(getattr(model.config, "layer_types", None) or [None]) - {"linear_attention", "conv"}),
                          do_sample=False, max_new_tokens=GREEDY_TOKENS, return_dict_in_generate=True, output_logits=True)
     best_two = torch.stack(out.logits)[:, 0].topk(2).values
     return out.sequences[0, len(prompt):].to(torch.int32), float((best_two[:, 0] - best_two[:, 1]).min())
@@ -653,6 +680,8 @@ def route_margin(model, stream):
     def lead(router, inputs, outputs):
         beside = isinstance(router, Gemma4TextRouter)
         scores, k = (outputs[0].log(), router.config.top_k_experts) if beside else (outputs[0], router.top_k)
+        if len(inputs) > 1:  # LFM2's bias
+            scores = scores.sigmoid() + inputs[1]
         if isinstance(router, Glm4MoeTopkRouter):
             scores = scores.sigmoid() + router.e_score_correction_bias
             groups = scores.view(len(scores), router.num_group, -1)

@@ -29,6 +29,14 @@ more passes of a method. The passes leave the loss and every gradient on the hos
     "muse_glimmer,hidden_size=20,intermediate_size=16,num_hidden_layers=3,num_attention_heads=4,"                      \
     "num_key_value_heads=2,head_dim=8,vocab_size=29,sliding_window=6,layer_types=snf,rms_norm_eps=1e-3,"               \
     "post_norm_eps=1e-2,final_logit_softcapping=4,output_multiplier=0.7,pad_token_id=4"
+// Short convolutions in most layers
+#define TINY_SHORT                                                                                                     \
+    "lfm2,hidden_size=20,intermediate_size=16,num_hidden_layers=4,num_attention_heads=4,num_key_value_heads=2,"        \
+    "head_dim=8,vocab_size=29,pad_token_id=3,layer_types=cfcc"
+// The same with windows, norms after branches, a gate a head
+#define TINY_SHORT3                                                                                                    \
+    "lfm3,hidden_size=20,intermediate_size=16,num_hidden_layers=4,num_attention_heads=4,num_key_value_heads=2,"        \
+    "head_dim=8,vocab_size=29,pad_token_id=3,layer_types=scfc,sliding_window=6,conv_L_cache=7"
 #define TINY_TIED                                                                                                      \
     "qwen3,hidden_size=12,intermediate_size=16,num_hidden_layers=2,num_attention_heads=1,num_key_value_heads=1,"       \
     "head_dim=16,vocab_size=23,tie_word_embeddings=true"

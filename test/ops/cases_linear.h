@@ -32,8 +32,9 @@ static const char *spans_text(Spans spans) {
 }
 
 static void delta_case(const char *op, const DeltaShape *shape, const char *variant) {
-    case_of("", "%s HK=%zu HV=%zu K=%zu V=%zu taps=%zu stride=%zu, tokens before and in spans%s%s", op, shape->HK,
-            shape->HV, shape->K, shape->V, shape->taps, shape->stride, spans_text(shape->spans), variant);
+    case_of("", "%s HK=%zu HV=%zu K=%zu V=%zu taps=%zu stride=%zu%s, tokens before and in spans%s%s", op, shape->HK,
+            shape->HV, shape->K, shape->V, shape->taps, shape->stride, shape->gates ? " with gates" : "",
+            spans_text(shape->spans), variant);
 }
 
 // Content of a slot before a call: the state of its first span; no span uses it; anything
@@ -91,11 +92,15 @@ static Guarded *columns_before(GuardedRole role, const DeltaShape *shape, size_t
 static void conv_forward_case(const DeltaShape *shape) {
     const size_t n = delta_rows(shape), W = delta_channels(shape), slots = slots_of_case(shape);
     delta_case("conv_forward", shape, "");
-    Guarded *x = rows_of(INPUT, "x", n, W, shape->stride, 1.0), *weight = input("weight", W * shape->taps);
-    Guarded *out = output("out", n * W), *columns = columns_before(CHANGED, shape, slots);
+    Guarded *x = rows_of(INPUT, "x", n, conv_width(shape), shape->stride, 1.0);
+    Guarded *weight = input("weight", W * shape->taps), *out = output("out", n * W);
+    Guarded *columns = columns_before(CHANGED, shape, slots);
     CHECK(conv_forward, of(out), of(columns), of(x), of(weight), shape);
     expect(out, 2.0, 1.0);
-    expect_same(columns);
+    if (shape->gates)
+        expect(columns, 1.0, 0.0);
+    else
+        expect_same(columns);
     expect_slots_untouched(columns, shape, (shape->taps - 1) * W);
 }
 
@@ -110,17 +115,17 @@ static Guarded *dcolumns_behind(const DeltaShape *shape) {
 }
 
 static void conv_backward_case(const DeltaShape *shape, int with_dweight) {
-    const size_t n = delta_rows(shape), W = delta_channels(shape), taps = shape->taps;
+    const size_t n = delta_rows(shape), W = delta_channels(shape), taps = shape->taps, width = conv_width(shape);
     delta_case("conv_backward", shape, with_dweight ? "" : ", no dweight");
-    Guarded *x = rows_of(INPUT, "x", n, W, shape->stride, 1.0), *weight = input("weight", W * taps);
-    Guarded *dx = rows_of(CHANGED, "dx", n, W, shape->stride, 1.0), *dout = input("dout", n * W);
+    Guarded *x = rows_of(INPUT, "x", n, width, shape->stride, 1.0), *weight = input("weight", W * taps);
+    Guarded *dx = rows_of(CHANGED, "dx", n, width, shape->stride, 1.0), *dout = input("dout", n * W);
     Guarded *columns = columns_before(INPUT, shape, 1), *dcolumns = dcolumns_behind(shape);
     Guarded *dweight = with_dweight ? accumulated("dweight", W * taps) : NULL;
     Guarded *scratch = scratch_of(SCRATCH_FOR(conv_backward, shape));
     CHECK(conv_backward, of(dx), of(dweight), of(dcolumns), of(dout), of(x), of(columns), of(weight), shape,
           of(scratch));
     expect(dx, 2.0, 1.0);
-    expect_beside(dx, 0, W, shape->stride);
+    expect_beside(dx, 0, width, shape->stride);
     expect(dweight, 2.0, sqrt((double)n));
     expect(dcolumns, 2.0, 1.0);
     for (size_t i = 0; i < dcolumns->count; i++)

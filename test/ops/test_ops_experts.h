@@ -7,14 +7,14 @@ token and with all of them; products of each expert's rows. Part of test_ops.c.
 #include "test_ops_reference.h"
 
 static const RouterShape routers[] = {
-    {ROUTER_SOFTMAX, 7, 3, 1, 1.0, 1, 1},    {ROUTER_SIGMOID, 16, 4, 1, 2.5, 2, 1},
-    {ROUTER_SOFTMAX, 8, 2, 0, 1.0, 1, 1},    {ROUTER_SIGMOID, 1, 1, 0, 1.0, 1, 1},
-    {ROUTER_SOFTMAX, 128, 8, 1, 1.0, 1, 1},  {ROUTER_SIGMOID, 12, 3, 0, 2.5, 4, 2},
-    {ROUTER_SOFTMAX, 5, 5, 1, 2.5, 1, 1},    {ROUTER_SIGMOID, 33, 6, 1, 1.0, 1, 1},
-    {ROUTER_SOFTMAX, 2, 1, 1, 1.0, 1, 1},    {ROUTER_SIGMOID, 8, 2, 1, 1.5, 8, 3},
-    {ROUTER_SOFTMAX, 70, 64, 0, 1.0, 1, 1},  {ROUTER_SIGMOID, 160, 8, 1, 2.5, 8, 4},
-    {ROUTER_SOFTMAX, 515, 10, 0, 2.5, 1, 1}, {ROUTER_SIGMOID, 4, 4, 1, 2.5, 2, 2},
-    {ROUTER_SOFTMAX, 1, 1, 1, 1.0, 1, 1},    {ROUTER_SIGMOID, EXPERTS_MOST, CHOSEN_MOST, 1, 1.0, 4, 2},
+    {ROUTER_SOFTMAX, 7, 3, 1, 1.0, 1, 1, 1e-20},    {ROUTER_SIGMOID, 16, 4, 1, 2.5, 2, 1, 0.125},
+    {ROUTER_SOFTMAX, 8, 2, 0, 1.0, 1, 1, 1e-20},    {ROUTER_SIGMOID, 1, 1, 0, 1.0, 1, 1, 1e-20},
+    {ROUTER_SOFTMAX, 128, 8, 1, 1.0, 1, 1, 1e-20},  {ROUTER_SIGMOID, 12, 3, 0, 2.5, 4, 2, 1e-20},
+    {ROUTER_SOFTMAX, 5, 5, 1, 2.5, 1, 1, 1e-20},    {ROUTER_SIGMOID, 33, 6, 1, 1.0, 1, 1, 1e-20},
+    {ROUTER_SOFTMAX, 2, 1, 1, 1.0, 1, 1, 1e-20},    {ROUTER_SIGMOID, 8, 2, 1, 1.5, 8, 3, 1e-20},
+    {ROUTER_SOFTMAX, 70, 64, 0, 1.0, 1, 1, 1e-20},  {ROUTER_SIGMOID, 160, 8, 1, 2.5, 8, 4, 1e-20},
+    {ROUTER_SOFTMAX, 515, 10, 0, 2.5, 1, 1, 1e-20}, {ROUTER_SIGMOID, 4, 4, 1, 2.5, 2, 2, 1e-20},
+    {ROUTER_SOFTMAX, 1, 1, 1, 1.0, 1, 1, 1e-20},    {ROUTER_SIGMOID, EXPERTS_MOST, CHOSEN_MOST, 1, 1.0, 4, 2, 1e-20},
 };
 static const size_t tokens_of_routers[] = {1, 2, 7, 33, 130};
 
@@ -309,11 +309,11 @@ static void router_backward_of(double *const *d, const double *dout, double *con
     static void name##_backward(double *const *d, const double *dout, double *const *x) {                              \
         router_backward_of(d, dout, x, &name);                                                                         \
     }
-ROUTER_PROBLEM(softmax_normalised, ROUTER_SOFTMAX, 6, 2, 1, 2.5, 1, 1)
-ROUTER_PROBLEM(softmax_of_all, ROUTER_SOFTMAX, 6, 2, 0, 2.5, 1, 1)
-ROUTER_PROBLEM(sigmoid_normalised, ROUTER_SIGMOID, 6, 2, 1, 2.5, 1, 1)
-ROUTER_PROBLEM(sigmoid_alone, ROUTER_SIGMOID, 6, 2, 0, 2.5, 1, 1)
-ROUTER_PROBLEM(every_expert, ROUTER_SIGMOID, 4, 4, 1, 1.0, 1, 1)
+ROUTER_PROBLEM(softmax_normalised, ROUTER_SOFTMAX, 6, 2, 1, 2.5, 1, 1, 0)
+ROUTER_PROBLEM(softmax_of_all, ROUTER_SOFTMAX, 6, 2, 0, 2.5, 1, 1, 0)
+ROUTER_PROBLEM(sigmoid_normalised, ROUTER_SIGMOID, 6, 2, 1, 2.5, 1, 1, 0.25)
+ROUTER_PROBLEM(sigmoid_alone, ROUTER_SIGMOID, 6, 2, 0, 2.5, 1, 1, 0)
+ROUTER_PROBLEM(every_expert, ROUTER_SIGMOID, 4, 4, 1, 1.0, 1, 1, 0)
 
 // x[3 tokens,3] of six experts [4,3] with biases x[4], weighed by x[2] times the factors x[5], their sum of [2 slots]
 static void experts_problem_forward(double *out, double *const *x) {

@@ -13,14 +13,18 @@ no "linear" in them: rows of other matrix products (rows.txt) leave them out. Pa
 // 7 tokens: 3 end a document that has 2 earlier tokens; then a document of one token, and one of three.
 static DeltaShape shape_of_seven(void) {
     static const Span span[] = {{0, 2, 5, 0}, {5, 5, 6, 3}, {8, 8, 11, 4}};
-    const DeltaShape shape = {{span, 3, 0, 0.0}, 2, 4, 3, 2, 4, 23, 0};
+    const DeltaShape shape = {{span, 3, 0, 0.0}, 2, 4, 3, 2, 4, 23, 0, 0};
     return shape;
 }
 enum { SEVEN_W = 2 * 2 * 3 + 4 * 2, SEVEN_STATE = 4 * 3 * 2, SEVEN_STRIDE = 23 };
 
-static void gate_problem(double *out, double *const *x) { reference_gate_forward(out, x[0], x[1], 9); }
+static void gate_problem(double *out, double *const *x) { reference_gate_forward(out, x[0], x[1], 9, 1); }
 static void gate_problem_back(double *const *d, const double *dout, double *const *x) {
-    reference_gate_backward(d[0], d[1], dout, x[0], x[1], 9);
+    reference_gate_backward(d[0], d[1], dout, x[0], x[1], 9, 1);
+}
+static void head_gate_problem(double *out, double *const *x) { reference_gate_forward(out, x[0], x[1], 12, 4); }
+static void head_gate_problem_back(double *const *d, const double *dout, double *const *x) {
+    reference_gate_backward(d[0], d[1], dout, x[0], x[1], 12, 4);
 }
 
 static void gated_norm_problem(double *out, double *const *x) {
@@ -39,6 +43,23 @@ static void conv_problem(double *out, double *const *x) {
 static void conv_problem_back(double *const *d, const double *dout, double *const *x) {
     const DeltaShape shape = shape_of_seven();
     memcpy(d[2], dout + 7 * SEVEN_W, 3 * SEVEN_W * sizeof(double));
+    reference_conv_backward(d[0], d[1], d[2], dout, x[0], x[2], x[1], &shape, NULL);
+}
+
+// A short convolution of 5 channels with gates
+static DeltaShape shape_of_gates(void) {
+    DeltaShape shape = shape_of_seven();
+    shape.HK = 0, shape.HV = 5, shape.V = 1, shape.gates = 1, shape.taps = 3;
+    return shape;
+}
+static void gates_problem(double *out, double *const *x) {
+    const DeltaShape shape = shape_of_gates();
+    memcpy(out + 7 * 5, x[2], 2 * 5 * sizeof(double));
+    reference_conv_forward(out, out + 7 * 5, x[0], x[1], &shape);
+}
+static void gates_problem_back(double *const *d, const double *dout, double *const *x) {
+    const DeltaShape shape = shape_of_gates();
+    memcpy(d[2], dout + 7 * 5, 2 * 5 * sizeof(double));
     reference_conv_backward(d[0], d[1], d[2], dout, x[0], x[2], x[1], &shape, NULL);
 }
 
@@ -76,12 +97,14 @@ static void delta_goes_on_back(double *const *d, const double *dout, double *con
 
 static const Problem linear_problems[] = {
     {"gate", {9, 9}, 9, gate_problem, gate_problem_back},
+    {"gate of a head", {12, 3}, 12, head_gate_problem, head_gate_problem_back},
     {"gated norm", {24, 26, 4}, 24, gated_norm_problem, gated_norm_problem_back},
     {"convolution",
      {7 * SEVEN_STRIDE, 4 * SEVEN_W, 3 * SEVEN_W},
      7 * SEVEN_W + 3 * SEVEN_W,
      conv_problem,
      conv_problem_back},
+    {"short convolution", {7 * SEVEN_STRIDE, 3 * 5, 2 * 5}, 7 * 5 + 2 * 5, gates_problem, gates_problem_back},
     {"delta rule of documents",
      {7 * SEVEN_W, 7 * SEVEN_STRIDE, 7 * SEVEN_STRIDE, 4, 4, SEVEN_STATE},
      7 * 8 + SEVEN_STATE,
@@ -127,6 +150,19 @@ TEST(gate) {
     for (size_t i = 0; i < COUNT_OF(extremes); i++) gate_case(&extremes[i], 1, (int)i % 2);
 }
 
+TEST(gate_of_heads) { // tokens, heads, elements of a head
+    static const size_t shapes[][3] = {{1, 1, 2},  {3, 2, 7},     {5, 3, 8},  {7, 4, 16},
+                                       {2, 5, 33}, {33, 16, 128}, {3, 1, 257}};
+    for (size_t i = 0; i < 2 * COUNT_OF(shapes); i++) {
+        const size_t *shape = shapes[i / 2];
+        const OpShape s = {.n = shape[0], .NH = shape[1], .HD = shape[2], .joined = 1};
+        case_of(i % 2 ? ", out is x, dx is dout, dgate is gate" : "", "gates of heads");
+        drawn("gate", 0.0, 3.0);
+        case_gate_forward(&s);
+        case_gate_backward(&s);
+    }
+}
+
 TEST(gated_norm) {
     static const size_t shapes[][3] = {{1, 1, 1},  {3, 2, 2},   {1, 4, 7},   {5, 3, 16},   {2, 6, 33},  {9, 2, 64},
                                        {4, 3, 96}, {3, 5, 128}, {65, 1, 17}, {33, 16, 32}, {2, 2, 1025}};
@@ -155,9 +191,15 @@ static const struct {
                    {0, {191}}};
 
 static DeltaShape shape_of_case(Span *span, size_t spans, size_t HK, size_t HV, size_t K, size_t V, size_t taps) {
-    DeltaShape shape = {{NULL, 0, 0, 0.0}, HK, HV, K, V, taps, 0, 0};
+    DeltaShape shape = {{NULL, 0, 0, 0.0}, HK, HV, K, V, taps, 0, 0, 0};
     shape.spans = documents_of(span, spans_cases[spans].lengths, spans_cases[spans].before);
     shape.stride = delta_channels(&shape) + (spans % 3 ? HV * V + 2 * HV : spans % 2);
+    return shape;
+}
+
+// Returns the shape of a short convolution with as many channels, rows of 3 W elements or more.
+static DeltaShape with_gates(DeltaShape shape, size_t i) {
+    shape.gates = 1, shape.stride = conv_width(&shape) + 8 * (i % 2);
     return shape;
 }
 
@@ -192,6 +234,35 @@ TEST(conv) {
         conv_backward_case(&shape, 1);
     }
     const DeltaShape wide = shape_of_case(span, 14, 2, 4, 128, 128, 4);
+    conv_forward_case(&wide);
+    conv_backward_case(&wide, 1);
+}
+
+// Generation: documents begin in slots of 100 tokens; one token each, a prompt in slot 2, prompts and single tokens.
+static const Span single[] = {{300, 305, 306, 0}, {0, 99, 100, 1}, {502, 510, 511, 2}, {100, 100, 101, 3}},
+                  prompt = {200, 200, 237, 0}, rest = {200, 237, 303, 0},
+                  both[] = {{400, 402, 403, 0}, {100, 100, 170, 1}, {0, 1, 2, 71}, {200, 250, 253, 72}};
+static const Spans in_slots[] = {{single, 4, 0, 0.0}, {&prompt, 1, 0, 0.0}, {&rest, 1, 0, 0.0}, {both, 4, 0, 0.0}};
+
+TEST(conv_with_gates) {
+    static const size_t taps[] = {3, 7, 4, 1, 8, 3}, widths[] = {1, 5, 16, 40, 24};
+    Span span[MOST_SPANS];
+    for (size_t s = 0; s < COUNT_OF(spans_cases); s++) {
+        const DeltaShape shape = with_gates(shape_of_case(span, s, 0, widths[s % 5], 0, 1, taps[s % 6]), s);
+        if (EMULATED && !all_cases() && s % 2) continue;
+        conv_forward_case(&shape);
+        conv_backward_case(&shape, s % 4 != 3);
+    }
+    for (size_t s = 0; s < 4; s++) { // shorter than the taps, in a longer document
+        const DeltaShape shape = with_gates(shape_of_case(span, 1 + s, 0, 16, 0, 1, s % 2 ? 7 : 3), s);
+        conv_backward_case(&shape, 1);
+    }
+    for (size_t s = 0; s < 2 * COUNT_OF(in_slots); s++) {
+        const DeltaShape shape = {in_slots[s / 2], 0, s % 2 ? 24 : 5, 0, 1, s % 2 ? 7 : 3, 0, 100, 0};
+        const DeltaShape gated = with_gates(shape, s);
+        conv_forward_case(&gated);
+    }
+    const DeltaShape wide = with_gates(shape_of_case(span, 14, 0, 1032, 0, 1, 3), 0);
     conv_forward_case(&wide);
     conv_backward_case(&wide, 1);
 }
@@ -236,16 +307,11 @@ TEST(delta_of_extreme_gates) {
         }
 }
 
-// Generation: documents begin in slots of 100 tokens; one token each, a prompt in slot 2, prompts and single tokens.
 TEST(delta_of_slots) {
-    static const Span single[] = {{300, 305, 306, 0}, {0, 99, 100, 1}, {502, 510, 511, 2}, {100, 100, 101, 3}},
-                      prompt = {200, 200, 237, 0}, rest = {200, 237, 303, 0},
-                      both[] = {{400, 402, 403, 0}, {100, 100, 170, 1}, {0, 1, 2, 71}, {200, 250, 253, 72}};
-    static const Spans spans[] = {{single, 4, 0, 0.0}, {&prompt, 1, 0, 0.0}, {&rest, 1, 0, 0.0}, {both, 4, 0, 0.0}};
     static const size_t heads[][4] = {{1, 2, 16, 8}, {2, 2, 3, 17}, {1, 1, 64, 33}};
-    for (size_t s = 0; s < COUNT_OF(spans) * COUNT_OF(heads); s++) {
-        const size_t *h = heads[s / COUNT_OF(spans)];
-        DeltaShape shape = {spans[s % COUNT_OF(spans)], h[0], h[1], h[2], h[3], s % 2 ? 4 : 2, 0, 100};
+    for (size_t s = 0; s < COUNT_OF(in_slots) * COUNT_OF(heads); s++) {
+        const size_t *h = heads[s / COUNT_OF(in_slots)];
+        DeltaShape shape = {in_slots[s % COUNT_OF(in_slots)], h[0], h[1], h[2], h[3], s % 2 ? 4 : 2, 0, 100, 0};
         shape.stride = delta_channels(&shape) + s;
         conv_forward_case(&shape);
         delta_forward_case(&shape, GATES_USUAL, s % 5 ? DELTA_OUT : 0, delta_slack(&shape));
@@ -285,7 +351,7 @@ static Parts parts_of(const DeltaShape *shape, const double *const *before) {
     const size_t n = delta_rows(shape), W = delta_channels(shape), HV = shape->HV, each = delta_state_elements(shape);
     const size_t columns = (shape->taps - 1) * W;
     Parts p = {0};
-    p.conv = output("conv", n * W), p.dconv = rows_of(CHANGED, "dconv", n, W, shape->stride, 0.0);
+    p.conv = output("conv", n * W), p.dconv = rows_of(CHANGED, "dconv", n, conv_width(shape), shape->stride, 0.0);
     p.columns = guarded_values(CHANGED, "columns", ops->stored, before[0], columns);
     p.dcolumns = guarded_values(CHANGED, "dcolumns", ops->summed, before[1], columns);
     p.state = guarded_values(CHANGED, "state", ops->summed, before[2], each);
@@ -348,7 +414,8 @@ TEST(delta_in_parts) { // one call, and several that pass on states, columns and
     Span span[MOST_SPANS];
     for (size_t s = 0; s < COUNT_OF(cases); s++) {
         const size_t taps = s % 3 == 2 ? 8 : 4, K = s % 2 ? 16 : 5, V = s % 2 ? 8 : 20;
-        const DeltaShape shape = shape_of_case(span, cases[s], 1 + s % 2, 2, K, V, taps);
+        const DeltaShape whole = shape_of_case(span, cases[s], 1 + s % 2, 2, K, V, taps);
+        const DeltaShape shape = s % 3 ? whole : with_gates(whole, s); // gates change only the convolution
         const size_t n = delta_rows(&shape), W = delta_channels(&shape), each = delta_state_elements(&shape);
         size_t cut[MOST_CALLS], count = 0;
         while (count < MOST_CALLS - 1 && cuts[s % 5][count] && cuts[s % 5][count] < n)
@@ -357,7 +424,8 @@ TEST(delta_in_parts) { // one call, and several that pass on states, columns and
         if (EMULATED && !all_cases() && s % 2) continue;
         delta_case("in parts", &shape, "");
         const DeltaInputs in = delta_inputs(&shape, GATES_USUAL);
-        Guarded *x = rows_of(INPUT, "x before", n, W, shape.stride, 1.0), *weight = input("weight", W * taps);
+        Guarded *x = rows_of(INPUT, "x before", n, conv_width(&shape), shape.stride, 1.0);
+        Guarded *weight = input("weight", W * taps);
         Guarded *dout = input("dout", n * shape.HV * V), *scratch = scratch_of(scratch_for(&shape));
         const double *before[] = {columns_before(SCRATCH, &shape, 1)->values, dcolumns_behind(&shape)->values,
                                   states_of(SCRATCH, "state", ops->summed, &shape, 1, each)->values, normals(each)};

@@ -33,7 +33,7 @@ import transformers  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func  # noqa: E402
 from transformers import (Ernie4_5Config, Gemma3TextConfig, Gemma4TextConfig, Glm4Config, Glm4MoeConfig, GPT2Config,  # noqa: E402
-                          GptOssConfig, GraniteConfig, HunYuanDenseV1Config, LlamaConfig, Ministral3Config, MistralConfig,
+                          GptOssConfig, GraniteConfig, HunYuanDenseV1Config, Lfm2Config, Lfm2MoeConfig, Lfm3Config, LlamaConfig, Ministral3Config, MistralConfig,
                           MixtralConfig, MuseGlimmerConfig, Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config, Qwen3_5MoeTextConfig,
                           Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig, SeedOssConfig, SmolLM3Config)
 
@@ -226,6 +226,34 @@ def ernie4_5(r):
     return Ernie4_5Config(**sizes(r), rope_parameters=scaling(r, 64), use_bias=r.random() < 0.5)
 
 
+def lfm2(r):
+    s = sizes(r)
+    width_of_heads(r, s)
+    layers, s["norm_eps"] = s["num_hidden_layers"], s.pop("rms_norm_eps")
+    which = r.choice([dict(layer_types=kinds(r, layers, "conv")), dict(full_attn_idxs=[l for l in range(layers) if r.random() < 0.4])])
+    return Lfm2Config(**s, **which, rope_parameters=scaling(r, 64), conv_L_cache=r.randrange(1, 9), block_multiple_of=r.choice([1, 8, 24]),
+                      block_ffn_dim_multiplier=r.choice([1.0, 1.3]), block_auto_adjust_ff_dim=r.random() < 0.7)
+
+
+def lfm3(r):
+    s = sizes(r)
+    layers, s["norm_eps"] = s["num_hidden_layers"], s.pop("rms_norm_eps")
+    types = [None, [r.choice(["conv", "full_attention", "sliding_attention"]) for _ in range(layers)]]
+    rope = dict(full_attention=dict(rope_type="proportional", rope_theta=r.choice([1e4, 1e6]), partial_rotary_factor=r.choice([0.25, 0.5, 1.0])),
+                sliding_attention=dict(rope_type="default", rope_theta=r.choice([1e3, 1e4])))
+    return Lfm3Config(**s, layer_types=r.choice(types), sliding_window=r.randrange(1, 30), conv_L_cache=r.randrange(1, 9),
+                      rope_parameters=rope, attention_bias=r.random() < 0.3)
+
+
+def lfm2_moe(r):
+    s, (E, e) = sizes(r), experts(r)
+    width_of_heads(r, s)
+    layers, s["norm_eps"] = s["num_hidden_layers"], s.pop("rms_norm_eps")
+    return Lfm2MoeConfig(**s, **e, num_experts=E, layer_types=kinds(r, layers, "conv"), rope_parameters=scaling(r, 64),
+                         conv_L_cache=r.randrange(1, 9), num_dense_layers=r.randrange(0, layers + 1), norm_topk_prob=r.random() < 0.5,
+                         routed_scaling_factor=r.choice([1.0, 2.5]))
+
+
 def muse_glimmer(r):
     """The text of the composite class, with the vision tower of the golden model."""
     s, rope = sizes(r), scaling(r, 64)
@@ -297,7 +325,8 @@ def gpt_oss(r):
 FAMILIES = dict(gpt2=gpt2, llama=llama, mistral=mistral, ministral3=ministral3, qwen2=qwen2, qwen3=qwen3, gemma3=gemma3, gemma4=gemma4,
                 qwen3_5=qwen3_5, smollm3=smollm3, olmo2=olmo2, olmo3=olmo3, phi3=phi3, glm4=glm4, granite=granite, qwen3_moe=qwen3_moe,
                 qwen3_5_moe=qwen3_5_moe, mixtral=mixtral, glm4_moe=glm4_moe, gpt_oss=gpt_oss, seed_oss=seed_oss,
-                hunyuan_v1_dense=hunyuan_v1_dense, ernie4_5=ernie4_5, qwen3_next=qwen3_next, muse_glimmer=muse_glimmer)
+                hunyuan_v1_dense=hunyuan_v1_dense, ernie4_5=ernie4_5, qwen3_next=qwen3_next, muse_glimmer=muse_glimmer,
+                lfm2=lfm2, lfm2_moe=lfm2_moe, lfm3=lfm3)
 
 
 # ---- mutated config.json ---------------------------------------------------------------------------------------------------------
@@ -331,6 +360,9 @@ VALUES = dict(
     moe_intermediate_size=[8, 0], shared_expert_intermediate_size=[8, 0], n_shared_experts=[1, 2, 0], decoder_sparse_step=[1, 2, 0, -1],
     first_k_dense_replace=[0, 1, 9], mlp_only_layers=[[0], [1, 7], [-1], None], n_group=[1, 2, 0], topk_group=[1, 2, 0],
     norm_topk_prob=[True, False], routed_scaling_factor=[2.5, 1, 0], router_jitter_noise=[0.0, 0.1], use_qk_norm=[True, False],
+    conv_L_cache=[1, 2, 7, 9, 0], conv_bias=[False, True, 0], norm_eps=[1e-5, 1e-2, 1, None], full_attn_idxs=[None, [0], [1, 9], [-1], ["0"]],
+    use_sandwich_norm=[True, False], use_attention_gate=[True, False], num_dense_layers=[0, 1, 9, None], use_expert_bias=[True, False], block_ff_dim=[24, 40, None], tie_embedding=[True, False, None], block_auto_adjust_ff_dim=[True, False, None],
+    block_multiple_of=[1, 16, 0], block_ffn_dim_multiplier=[1.0, 0.7, 2, None],
     swiglu_alpha=[1.0, 0, None], swiglu_limit=[0.5, 0, None],
     router_aux_loss_coef=[0.5, 0], output_router_logits=[True], num_nextn_predict_layers=[0, 1, 2],
     global_head_dim=[8, 6, None], num_global_key_value_heads=[1, 2, None], attention_k_eq_v=[True, False],
@@ -412,8 +444,8 @@ def small_model(folder):
             mean = -2 if name.endswith("A_log") else float(one)
             noise = (0.15 if parameter.ndim == 1 else 0.25) * torch.randn(parameter.shape)
             parameter.copy_((mean + noise).float())
-    weights = {name: p.detach().float().contiguous() for name, p in model.named_parameters()}
-    weights |= {name: b.float() for name, b in model.named_buffers() if name.endswith(("e_score_correction_bias", "layer_scalar"))}
+    weights = {name.replace(".g_proj.", ".gate_proj."): p.detach().float().contiguous() for name, p in model.named_parameters()}
+    weights |= {name: b.float() for name, b in model.named_buffers() if name.endswith(("e_score_correction_bias", "layer_scalar", "expert_bias"))}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return model
 
@@ -580,7 +612,8 @@ def trial(seed, number, names, work, verbose):
     made = make_golden.random_model(case)
     about += f" {layout} {skew(r, made)}"
     make_golden.save_model(case, made, folder)
-    losses = [r.choice([0, 0.01, 1.0]), r.choice([0, 0.1])] if any("TopKRouter" in type(m).__name__ for m in made.modules()) else []
+    losses = [r.choice([0, 0.01, 1.0]), r.choice([0, 0.1])] if any(
+        "TopKRouter" in type(m).__name__ and not hasattr(m, "use_expert_bias") for m in made.modules()) else []
     routers = [word for pair in zip(("--router-aux-loss", "--router-z-loss"), losses) for word in pair]
     every = ["--inputs-every", r.choice([1, 1, 2, 3])] if method[0] in ("stream", "checkpoint", "mst") else []
     keep = kept(random.Random(f"{seed} {number} keep"), method[0], text)

@@ -229,6 +229,9 @@ TEST(glm4) { FOLDER("glm4"); }
 TEST(granite) { FOLDER("granite"); }
 TEST(hunyuan_v1_dense) { FOLDER("hunyuan_v1_dense"); }
 TEST(muse_glimmer) { FOLDER("muse_glimmer"); }
+TEST(lfm2) { FOLDER("lfm2"); }
+TEST(lfm3) { FOLDER("lfm3"); }
+TEST(lfm2_moe) { FOLDER("lfm2_moe"); }
 TEST(qwen3_moe) { FOLDER("qwen3_moe"); }
 TEST(qwen3_moe_fused) { FOLDER("qwen3_moe-fused"); }
 TEST(qwen3_5_moe) { FOLDER("qwen3_5_moe"); }

@@ -329,7 +329,10 @@ TEST(golden_models) {
                                         "ernie4_5",
                                         "hunyuan_v1_dense",
                                         "qwen3_next",
-                                        "muse_glimmer"};
+                                        "muse_glimmer",
+                                        "lfm2",
+                                        "lfm3",
+                                        "lfm2_moe"};
     for (size_t i = 0; i < COUNT_OF(names); i++) golden_agrees(names[i], i);
 }
 
@@ -343,6 +346,8 @@ TEST(windows_and_states) {
         TINY_LLLF,
         TINY_LINEAR,
         TINY_HYBRID ",num_hidden_layers=2,layer_types=l,linear_num_value_heads=2,linear_conv_kernel_dim=2",
+        TINY_SHORT ",conv_L_cache=7",
+        TINY_SHORT3,
         TINY_MIXED,
         TINY_SHARED,
         TINY_SINKS,

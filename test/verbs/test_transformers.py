@@ -318,7 +318,8 @@ for number, (family, keys) in enumerate((
         ("gemma4", "layer_types=sf,head_dim=8,num_experts=4,num_experts_per_tok=2,moe_intermediate_size=8,hidden_size_per_layer_input=6"),
         ("qwen3_next", f"head_dim=8,layer_types=lf,num_experts=4,num_experts_per_tok=2,moe_intermediate_size=8,mlp_only_layers=1,{LINEAR}"),
         ("seed_oss", "head_dim=8,rope_type=yarn,factor=4"), ("hunyuan_v1_dense", "head_dim=8,rope_type=dynamic,alpha=100,attention_bias=true"),
-        ("ernie4_5", "head_dim=8,attention_bias=true"),
+        ("ernie4_5", "head_dim=8,attention_bias=true"), ("lfm2", "head_dim=8,layer_types=cf"), ("lfm2", "layer_types=c,conv_L_cache=2"),
+        ("lfm3", "head_dim=8,layer_types=cs,sliding_window=5,attention_bias=true"), ("lfm2_moe", "layer_types=fc,num_experts=4,num_experts_per_tok=2,moe_intermediate_size=8,num_dense_layers=1"),
         ("granite", "embedding_multiplier=12,attention_multiplier=0.3,residual_multiplier=0.22,logits_scaling=0.4,mlp_bias=true"))):
     random_model(f"{family}-{number}", f"{family},{SMALL},num_key_value_heads=2,{keys}")
 random_model("biases", f"llama,{SMALL},attention_bias=true,mlp_bias=true,rope_theta=123456.7,rms_norm_eps=3e-7")

@@ -1,9 +1,11 @@
 /*
-The causal, depthwise convolution of linear attention, then SiLU (contract in op_list.h). The last taps - 1 inputs of a
+The causal, depthwise convolution of linear attention, then SiLU or gates (contract in op_list.h). The last taps - 1 inputs of a
 document pass from call to call; their gradients pass back. With y_t the sum at token t and d_t its gradient,
 
     y_t = sum over j < taps of w_j x[t - (taps - 1) + j]        d_t = dout_t (s(y_t) + y_t s'(y_t))
     dx_t = sum over j < taps of w_j d[t + (taps - 1) - j]       dw_j = sum over t of d_t x[t - (taps - 1) + j]
+
+With gates x above is u = B x, d_t = dout_t C_t, dC_t = dout_t y_t, and du gives dB = du x and dx = du B.
 
 Rows are walked in strips of channels: a strip's last taps rows and its weights stay in the L1 cache. Backward cuts the
 rows into parts by their number alone, each with its own dw; d of the taps - 1 tokens after a part is computed twice. So
@@ -29,10 +31,29 @@ static void conv_weights(ConvStrip *w, const floatX *weight, size_t taps, size_t
         for (size_t j = 0; j < taps; j++) w[j][c] = load(weight[c * taps + j]);
 }
 
-// Finds x, from `channel` on, of the taps tokens that token t of a span reads. t counts from the span's first token.
-// Earlier tokens are in columns, or zeros before the document.
-static void conv_inputs(const floatX **in, const floatX *x, const floatX *columns, const DeltaShape *shape,
-                        const Span *span, ptrdiff_t t, size_t channel) {
+// Products B x of the tokens that a walk read last. row[i]: of the row of B at of[i]
+typedef struct {
+    const floatX *of[CONV_TAPS_MAX];
+    floatX row[CONV_TAPS_MAX][CONV_STRIP];
+} ConvProducts;
+
+// Returns B x of a token, from the row b of B on.
+static VECTOR_FUNCTION const floatX *conv_product(ConvProducts *products, const floatX *b, size_t token, size_t W,
+                                                  size_t count) {
+    const size_t slot = token % CONV_TAPS_MAX;
+    floatX *to = products->row[slot];
+    if (products->of[slot] == b) return to;
+    for (size_t c = 0; c < count; c += VECTOR_LANES)
+        vector_store_first(
+            to + c, vector_load_first(b + c, count - c, 0) * vector_load_first(b + 2 * W + c, count - c, 0), count - c);
+    products->of[slot] = b;
+    return to;
+}
+
+// Finds the inputs, from `channel` on, of the taps tokens that token t of a span reads. t counts from the span's first
+// token. Earlier tokens are in columns, or zeros before the document. products: zeros before a walk
+static void conv_inputs(const floatX **in, ConvProducts *products, const floatX *x, const floatX *columns,
+                        const DeltaShape *shape, const Span *span, ptrdiff_t t, size_t channel, size_t count) {
     const ptrdiff_t taps = (ptrdiff_t)shape->taps;
     for (ptrdiff_t j = 0; j < taps; j++) {
         const ptrdiff_t at = t - (taps - 1) + j;
@@ -42,6 +63,7 @@ static void conv_inputs(const floatX **in, const floatX *x, const floatX *column
             in[j] = columns + (size_t)(taps - 1 + at) * delta_channels(shape) + channel;
         else
             in[j] = conv_nothing;
+        if (at >= 0 && shape->gates) in[j] = conv_product(products, in[j], (size_t)at, delta_channels(shape), count);
     }
 }
 
@@ -52,23 +74,32 @@ VECTOR_INLINE Vector conv_sum(const floatX *const *in, const ConvStrip *w, size_
     return sum;
 }
 
-// Computes out = silu(y) of one row. ahead: input of a later row, to prefetch
-VECTOR_INLINE void conv_row(floatX *out, const floatX *ahead, const floatX *const *in, const ConvStrip *w, size_t taps,
-                            size_t count) {
+// Computes out = silu(y), or y gate, of one row. ahead: input of a later row, to prefetch
+VECTOR_INLINE void conv_row(floatX *out, const floatX *ahead, const floatX *gate, const floatX *const *in,
+                            const ConvStrip *w, size_t taps, size_t count) {
     for (size_t c = 0; c < count; c += VECTOR_LANES) {
         const Vector y = conv_sum(in, w, taps, c, count);
         __builtin_prefetch(ahead + c);
         Vector slope;
-        vector_store_first(out + c, y * vector_logistic(y, &slope), count - c);
+        vector_store_first(out + c, y * (gate ? vector_load_first(gate + c, count - c, 0) : vector_logistic(y, &slope)),
+                           count - c);
     }
 }
 
-static VECTOR_FUNCTION void conv_row_of(floatX *out, const floatX *ahead, const floatX *const *in, const ConvStrip *w,
-                                        size_t taps, size_t count) {
-    if (taps == 4 && count == CONV_STRIP)
-        conv_row(out, ahead, in, w, 4, CONV_STRIP);
+static VECTOR_FUNCTION void conv_row_of(floatX *out, const floatX *ahead, const floatX *gate, const floatX *const *in,
+                                        const ConvStrip *w, size_t taps, size_t count) {
+    if (taps == 4 && count == CONV_STRIP && !gate)
+        conv_row(out, ahead, NULL, in, w, 4, CONV_STRIP);
     else
-        conv_row(out, ahead, in, w, taps, count);
+        conv_row(out, ahead, gate, in, w, taps, count);
+}
+
+// Returns a row of x at `channel`, and its row of C (NULL: no gates).
+static const floatX *conv_own_row(const floatX *x, const DeltaShape *shape, size_t row, size_t channel,
+                                  const floatX **gate) {
+    const floatX *own = x + row * shape->stride + channel;
+    *gate = shape->gates ? own + delta_channels(shape) : NULL;
+    return own;
 }
 
 // Computes rows [from, end) of the call, `count` channels.
@@ -76,15 +107,18 @@ static void conv_forward_rows(floatX *out, const floatX *columns, const floatX *
                               const DeltaShape *shape, size_t from, size_t end, size_t channel, size_t count) {
     const size_t W = delta_channels(shape), taps = shape->taps;
     ConvStrip w[CONV_TAPS_MAX];
+    ConvProducts products;
     conv_weights(w, weight + channel * taps, taps, count);
+    memset(products.of, 0, sizeof(products.of));
     for (size_t i = 0; i < shape->spans.count; i++) {
         const Span *span = &shape->spans.span[i];
-        const floatX *before = columns + delta_slot(shape, span) * (taps - 1) * W, *in[CONV_TAPS_MAX];
+        const floatX *before = columns + delta_slot(shape, span) * (taps - 1) * W, *in[CONV_TAPS_MAX], *gate;
         const size_t last = min_size(end, span->row + span->end - span->begin);
         for (size_t row = max_size(from, span->row); row < last; row++) {
-            conv_inputs(in, x, before, shape, span, (ptrdiff_t)(row - span->row), channel);
-            conv_row_of(out + row * W + channel, row + 2 < last ? in[taps - 1] + 2 * shape->stride : in[taps - 1], in,
-                        w, taps, count);
+            const floatX *own = conv_own_row(x, shape, row, channel, &gate);
+            conv_inputs(in, &products, x, before, shape, span, (ptrdiff_t)(row - span->row), channel, count);
+            conv_row_of(out + row * W + channel, row + 2 < last ? own + 2 * shape->stride : own, gate, in, w, taps,
+                        count);
         }
     }
 }
@@ -94,7 +128,9 @@ static void conv_keep(floatX *columns, const floatX *x, const DeltaShape *shape,
                       size_t count) {
     const size_t W = delta_channels(shape), taps = shape->taps;
     const floatX *in[CONV_TAPS_MAX];
-    conv_inputs(in, x, columns, shape, span, (ptrdiff_t)(span->end - span->begin) - 1, channel);
+    ConvProducts products;
+    memset(products.of, 0, sizeof(products.of));
+    conv_inputs(in, &products, x, columns, shape, span, (ptrdiff_t)(span->end - span->begin) - 1, channel, count);
     for (size_t j = 0; j + 1 < taps; j++) // first to last, so that rows are read before they are overwritten
         memmove(columns + j * W + channel, in[j + 1], count * sizeof(floatX));
 }
@@ -127,13 +163,25 @@ static size_t cpu_conv_backward_scratch(const DeltaShape *shape) {
     return conv_parts(delta_rows(shape)) * shape->taps * conv_part_row(shape);
 }
 
-// Computes d of a row; dw_j += d in_j unless dw is NULL.
-VECTOR_INLINE void conv_row_slope(floatS *d, ConvStrip *dw, const floatX *dout, const floatX *const *in,
+// The rows of C and of dC of a token; C NULL: no gates, dC NULL: not computed
+typedef struct {
+    const floatX *c;
+    floatX *dc;
+} ConvGate;
+
+// Computes d of a row, and dC; dw_j += d in_j unless dw is NULL.
+VECTOR_INLINE void conv_row_slope(floatS *d, ConvStrip *dw, const floatX *dout, ConvGate gate, const floatX *const *in,
                                   const ConvStrip *w, size_t taps, size_t count) {
     for (size_t c = 0; c < count; c += VECTOR_LANES) {
         const Vector y = conv_sum(in, w, taps, c, count);
-        Vector slope, s = vector_logistic(y, &slope);
-        const Vector g = vector_load_first(dout + c, count - c, 0) * (s + y * slope);
+        Vector slope, g = vector_load_first(dout + c, count - c, 0);
+        if (gate.dc) vector_store_first(gate.dc + c, g * y, count - c);
+        if (gate.c) {
+            g *= vector_load_first(gate.c + c, count - c, 0);
+        } else {
+            const Vector s = vector_logistic(y, &slope);
+            g *= s + y * slope;
+        }
         vector_store(d + c, g);
         if (!dw) continue;
         for (size_t j = 0; j < taps; j++) {
@@ -143,30 +191,34 @@ VECTOR_INLINE void conv_row_slope(floatS *d, ConvStrip *dw, const floatX *dout, 
     }
 }
 
-static VECTOR_FUNCTION void conv_row_slope_of(floatS *d, ConvStrip *dw, const floatX *dout, const floatX *const *in,
-                                              const ConvStrip *w, size_t taps, size_t count) {
-    if (taps == 4 && dw && count == CONV_STRIP)
-        conv_row_slope(d, dw, dout, in, w, 4, CONV_STRIP);
+static VECTOR_FUNCTION void conv_row_slope_of(floatS *d, ConvStrip *dw, const floatX *dout, ConvGate gate,
+                                              const floatX *const *in, const ConvStrip *w, size_t taps, size_t count) {
+    const ConvGate none = {NULL, NULL};
+    if (taps == 4 && dw && count == CONV_STRIP && !gate.c)
+        conv_row_slope(d, dw, dout, none, in, w, 4, CONV_STRIP);
     else
-        conv_row_slope(d, dw, dout, in, w, taps, count);
+        conv_row_slope(d, dw, dout, gate, in, w, taps, count);
 }
 
-// Computes dx = sum over j of w_j later_j + carried (NULL: 0). later_j: d of the token that reads x by tap j
-VECTOR_INLINE void conv_row_back(floatX *dx, const floatS *const *later, const floatS *carried, const ConvStrip *w,
-                                 size_t taps, size_t count) {
+// Computes dx = sum over j of w_j later_j + carried (NULL: 0). later_j: d of the token that reads x by tap j. b: a row
+// of B (NULL: no gates), its row of x `value` elements after it; the sum then gives dB and dx in the same places of dx
+VECTOR_INLINE void conv_row_back(floatX *dx, const floatX *b, size_t value, const floatS *const *later,
+                                 const floatS *carried, const ConvStrip *w, size_t taps, size_t count) {
     for (size_t c = 0; c < count; c += VECTOR_LANES) {
         Vector sum = carried ? vector_load(carried + c) : (Vector){0};
         for (size_t j = 0; j < taps; j++) sum += vector_load(w[j] + c) * vector_load(later[j] + c);
+        if (b) vector_store_first(dx + value + c, sum * vector_load_first(b + c, count - c, 0), count - c);
+        if (b) sum *= vector_load_first(b + value + c, count - c, 0);
         vector_store_first(dx + c, sum, count - c);
     }
 }
 
-static VECTOR_FUNCTION void conv_row_back_of(floatX *dx, const floatS *const *later, const floatS *carried,
-                                             const ConvStrip *w, size_t taps, size_t count) {
-    if (taps == 4 && count == CONV_STRIP)
-        conv_row_back(dx, later, carried, w, 4, CONV_STRIP);
+static VECTOR_FUNCTION void conv_row_back_of(floatX *dx, const floatX *b, size_t value, const floatS *const *later,
+                                             const floatS *carried, const ConvStrip *w, size_t taps, size_t count) {
+    if (taps == 4 && count == CONV_STRIP && !b)
+        conv_row_back(dx, NULL, 0, later, carried, w, 4, CONV_STRIP);
     else
-        conv_row_back(dx, later, carried, w, taps, count);
+        conv_row_back(dx, b, value, later, carried, w, taps, count);
 }
 
 typedef struct {
@@ -183,12 +235,18 @@ static void conv_span_back(const ConvBackward *b, size_t i, size_t from, size_t 
     const size_t W = delta_channels(b->shape), taps = b->shape->taps, length = span->end - span->begin;
     const int last = i + 1 == b->shape->spans.count;
     ConvStrip d[CONV_TAPS_MAX], carried = {0};
+    ConvProducts products;
+    memset(products.of, 0, sizeof(products.of));
     for (size_t t = min_size(length, end + taps - 1); t-- > from;) {
         const size_t row = span->row + t;
         const floatX *in[CONV_TAPS_MAX];
         const floatS *later[CONV_TAPS_MAX];
-        conv_inputs(in, b->x, b->columns, b->shape, span, (ptrdiff_t)t, channel);
-        conv_row_slope_of(d[t % taps], t < end ? dw : NULL, b->dout + row * W + channel, in, w, taps, count);
+        ConvGate gate = {NULL, NULL};
+        const floatX *own = conv_own_row(b->x, b->shape, row, channel, &gate.c);
+        floatX *dx = b->dx + row * b->shape->stride + channel;
+        if (gate.c && t < end) gate.dc = dx + W;
+        conv_inputs(in, &products, b->x, b->columns, b->shape, span, (ptrdiff_t)t, channel, count);
+        conv_row_slope_of(d[t % taps], t < end ? dw : NULL, b->dout + row * W + channel, gate, in, w, taps, count);
         if (t >= end) continue;
         for (size_t j = 0; j < taps; j++) {
             const size_t reader = t + taps - 1 - j;
@@ -196,7 +254,7 @@ static void conv_span_back(const ConvBackward *b, size_t i, size_t from, size_t 
         }
         const int is_read = last && t + taps - 1 >= length;
         if (is_read) memcpy(carried, b->dcolumns + (t + taps - 1 - length) * W + channel, count * sizeof(floatS));
-        conv_row_back_of(b->dx + row * b->shape->stride + channel, later, is_read ? carried : NULL, w, taps, count);
+        conv_row_back_of(dx, gate.c ? own : NULL, 2 * W, later, is_read ? carried : NULL, w, taps, count);
     }
 }
 
@@ -221,11 +279,15 @@ static void conv_columns_back(const ConvBackward *b, size_t channel, size_t coun
     const Span *span = &b->shape->spans.span[0];
     const size_t W = delta_channels(b->shape), taps = b->shape->taps, length = span->end - span->begin;
     ConvStrip w[CONV_TAPS_MAX], d[CONV_TAPS_MAX];
+    ConvProducts products;
     conv_weights(w, b->weight + channel * taps, taps, count);
+    memset(products.of, 0, sizeof(products.of));
     for (size_t t = 0; t < min_size(length, taps - 1); t++) {
         const floatX *in[CONV_TAPS_MAX];
-        conv_inputs(in, b->x, b->columns, b->shape, span, (ptrdiff_t)t, channel);
-        conv_row_slope_of(d[t], NULL, b->dout + (span->row + t) * W + channel, in, w, taps, count);
+        ConvGate gate = {NULL, NULL};
+        conv_own_row(b->x, b->shape, span->row + t, channel, &gate.c);
+        conv_inputs(in, &products, b->x, b->columns, b->shape, span, (ptrdiff_t)t, channel, count);
+        conv_row_slope_of(d[t], NULL, b->dout + (span->row + t) * W + channel, gate, in, w, taps, count);
     }
     for (size_t i = taps - 1; i-- > 0;) { // last to first, so that rows are read before they are overwritten
         floatS *to = b->dcolumns + i * W + channel;

@@ -36,7 +36,30 @@ static VECTOR_FUNCTION void gate_run_back(floatX *dx, floatX *dgate, const float
     }
 }
 
-static void cpu_gate_forward(Stored *out, const Stored *x, const Stored *gate, size_t count) {
+// Runs a gate of `width` elements: out = x s, or with dgate out = dout s and dgate = s' sum of dout x.
+static VECTOR_FUNCTION void gate_run_wide(floatX *out, floatX *dgate, const floatX *dout, const floatX *x,
+                                          const floatX *gate, size_t width) {
+    Vector slope, z = {0}, sum = {0};
+    floatS total = 0;
+    const Vector s = vector_logistic(z + load(*gate), &slope);
+    for (size_t i = 0; i < width; i += VECTOR_LANES) {
+        const Vector in = vector_load_first(x + i, width - i, 0);
+        const Vector d = dgate ? vector_load_first(dout + i, width - i, 0) : in;
+        sum += d * in;
+        vector_store_first(out + i, d * s, width - i);
+    }
+    for (size_t i = 0; i < VECTOR_LANES; i++) total += sum[i];
+    if (dgate) *dgate = store(total * slope[0]);
+}
+
+static void cpu_gate_forward(Stored *out, const Stored *x, const Stored *gate, size_t count, size_t width) {
+    if (width > 1) {
+#pragma omp parallel for schedule(static) if (count >= PARALLEL_MIN)
+        for (size_t i = 0; i < count; i += width)
+            gate_run_wide((floatX *)out + i, NULL, NULL, (const floatX *)x + i, (const floatX *)gate + i / width,
+                          width);
+        return;
+    }
 #pragma omp parallel for schedule(static) if (count >= PARALLEL_MIN)
     for (size_t i = 0; i < count; i += BLOCK_ELEMENTS)
         gate_run((floatX *)out + i, (const floatX *)x + i, (const floatX *)gate + i,
@@ -44,7 +67,14 @@ static void cpu_gate_forward(Stored *out, const Stored *x, const Stored *gate, s
 }
 
 static void cpu_gate_backward(Stored *dx, Stored *dgate, const Stored *dout, const Stored *x, const Stored *gate,
-                              size_t count) {
+                              size_t count, size_t width) {
+    if (width > 1) {
+#pragma omp parallel for schedule(static) if (count >= PARALLEL_MIN)
+        for (size_t i = 0; i < count; i += width)
+            gate_run_wide((floatX *)dx + i, (floatX *)dgate + i / width, (const floatX *)dout + i,
+                          (const floatX *)x + i, (const floatX *)gate + i / width, width);
+        return;
+    }
 #pragma omp parallel for schedule(static) if (count >= PARALLEL_MIN)
     for (size_t i = 0; i < count; i += BLOCK_ELEMENTS)
         gate_run_back((floatX *)dx + i, (floatX *)dgate + i, (const floatX *)dout + i, (const floatX *)x + i,

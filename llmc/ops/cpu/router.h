@@ -125,7 +125,7 @@ VECTOR_INLINE void router_all(TokenRouter *r, const floatS *z, size_t E) {
 VECTOR_INLINE void router_chosen(TokenRouter *r, const floatS *z, const uint16_t *route, size_t t,
                                  const RouterShape *shape) {
     const size_t k = shape->k;
-    floatS chosen[ROUTER_ROW], largest, sum = (floatS)1e-20;
+    floatS chosen[ROUTER_ROW], largest, sum = (floatS)shape->epsilon;
     r->divisor = 1;
     for (size_t j = 0; j < k; j++) chosen[j] = z[route_at(route, k, t, j)];
     if (shape->kind == ROUTER_SIGMOID) {

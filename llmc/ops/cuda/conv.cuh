@@ -1,5 +1,5 @@
 /*
-The causal convolution of linear attention, then SiLU, in op set "cuda". A thread has a pack of channels and walks
+The causal convolution of linear attention, then SiLU or gates, in op set "cuda". A thread has a pack of channels and walks
 tokens of one span, with the last taps - 1 inputs in registers. It reads CONV_BATCH tokens before it computes the first
 of them. Backward recomputes the convolution's sums. A warp also reads the taps - 1 tokens after its own: their
 gradients reach its inputs. A block's part of dweight is a line of scratch. Bytes moved per element: forward 2 s;
@@ -47,13 +47,24 @@ template <int W> __device__ inline void pack_write_whole(floatX *to, const Pack<
 #endif
 }
 
+// Returns the input from a token's row of x on: a pack of x, or with GATES of B x, rounded.
+template <int W, int GATES> __device__ inline Pack<floatX, W> conv_read(const floatX *x, size_t channels) {
+    Pack<floatX, W> in = pack_read<W>(x);
+    if constexpr (GATES) {
+        const Pack<floatX, W> value = pack_read<W>(x + 2 * channels);
+        for (int i = 0; i < W; i++) in.x[i] = store(load(in.x[i]) * load(value.x[i]));
+    }
+    return in;
+}
+
 // Returns the pack of channels at c, `back` tokens before token t of a span. Zeros before its document, and beyond the
 // taps.
-template <int W>
+template <int W, int GATES>
 __device__ inline Pack<floatX, W> conv_input(const floatX *x, const floatX *columns, const Span &span, size_t t,
                                              unsigned back, size_t c, const ConvShape &s) {
     if (back >= s.taps || t - span.document < back) return Pack<floatX, W>{};
-    if (t - span.begin >= back) return pack_read<W>(x + (span.row + (t - span.begin) - back) * s.stride + c);
+    if (t - span.begin >= back)
+        return conv_read<W, GATES>(x + (span.row + (t - span.begin) - back) * s.stride + c, s.channels);
     const size_t slot = s.slot_tokens ? span.document / s.slot_tokens : 0,
                  row = (slot + 1) * (s.taps - 1) - (back - (t - span.begin));
     return pack_read<W>(columns + row * s.channels + c);
@@ -85,7 +96,7 @@ __device__ inline float conv_sum(const Pack<floatX, W> *in, const float (&weight
     return y;
 }
 
-template <int W, int TAPS>
+template <int W, int TAPS, int GATES>
 __global__ void __launch_bounds__(CONV_THREADS)
     conv_forward_kernel(floatX *out, const floatX *columns, const floatX *x, const floatX *weight, SpanBlocks blocks,
                         ConvShape s) {
@@ -96,19 +107,24 @@ __global__ void __launch_bounds__(CONV_THREADS)
     Pack<floatX, W> in[TAPS - 1 + CONV_BATCH]; // oldest first
     conv_weights<W>(weights, weight, c, s.taps);
 #pragma unroll
-    for (int j = 0; j + 1 < TAPS; j++) in[j] = conv_input<W>(x, columns, block.span, block.begin, TAPS - 1 - j, c, s);
+    for (int j = 0; j + 1 < TAPS; j++)
+        in[j] = conv_input<W, GATES>(x, columns, block.span, block.begin, TAPS - 1 - j, c, s);
     for (size_t t = block.begin; t < block.end; t += CONV_BATCH) {
         const size_t row = t - block.origin, left = block.end - t;
 #pragma unroll
         for (unsigned b = 0; b < CONV_BATCH; b++)
-            in[TAPS - 1 + b] = pack_read<W>(x + (row + (b < left ? b : 0)) * s.stride + c);
+            in[TAPS - 1 + b] = conv_read<W, GATES>(x + (row + (b < left ? b : 0)) * s.stride + c, s.channels);
 #pragma unroll
         for (unsigned b = 0; b < CONV_BATCH; b++) {
-            Pack<floatX, W> result;
+            Pack<floatX, W> result, gate;
             if (b >= left) break;
+            if constexpr (GATES) gate = pack_read<W>(x + (row + b) * s.stride + s.channels + c);
             for (int i = 0; i < W; i++) {
                 const float y = conv_sum<W, TAPS>(in + b, weights, i);
-                result.x[i] = store(y * fast_reciprocal(1.0f + fast_exp2(-LOG2_E * y)));
+                if constexpr (GATES)
+                    result.x[i] = store(y * load(gate.x[i]));
+                else
+                    result.x[i] = store(y * fast_reciprocal(1.0f + fast_exp2(-LOG2_E * y)));
             }
             pack_write_whole(out + (row + b) * s.channels + c, result);
         }
@@ -119,7 +135,7 @@ __global__ void __launch_bounds__(CONV_THREADS)
 
 // Stores in the columns of a span's slot the inputs of the tokens before the span's end. Goes first to last, because
 // columns may move up.
-template <int W>
+template <int W, int GATES>
 __global__ void __launch_bounds__(CONV_THREADS)
     conv_columns_kernel(floatX *columns, const floatX *x, SpanBlocks blocks, ConvShape s) {
     const size_t c = ((size_t)blockIdx.y * CONV_THREADS + threadIdx.x) * W;
@@ -128,18 +144,19 @@ __global__ void __launch_bounds__(CONV_THREADS)
     const size_t slot = s.slot_tokens ? span.document / s.slot_tokens : 0;
     for (unsigned j = 0; j + 1 < s.taps; j++)
         pack_write_whole(columns + (slot * (s.taps - 1) + j) * s.channels + c,
-                         conv_input<W>(x, columns, span, span.end - 1, s.taps - 2 - j, c, s));
+                         conv_input<W, GATES>(x, columns, span, span.end - 1, s.taps - 2 - j, c, s));
 }
 
-// Calls launch(W, TAPS) with constants. With fewer taps than TAPS the first weights are 0. T: type whose full packs
+// Calls launch(W, TAPS, GATES) with constants. With fewer taps than TAPS the first weights are 0. T: type whose full packs
 // give W
 template <typename T, typename F> static void with_conv(const DeltaShape *shape, bool aligned, F launch) {
     const bool packed = delta_channels(shape) % full_pack<floatX> == 0 && shape->stride % full_pack<floatX> == 0;
     with_width<T>(aligned && packed, [&](auto W) {
+        const auto run = [&](auto TAPS) { shape->gates ? launch(W, TAPS, Width<1>()) : launch(W, TAPS, Width<0>()); };
         if (shape->taps <= 4)
-            launch(W, Width<4>());
+            run(Width<4>());
         else
-            launch(W, Width<CONV_TAPS_MAX>());
+            run(Width<CONV_TAPS_MAX>());
     });
 }
 
@@ -156,41 +173,60 @@ static void cuda_conv_forward(Stored *out, Stored *columns, const Stored *x, con
                               const DeltaShape *shape) {
     const ConvShape s = conv_shape(shape);
     const Spans spans = without_window(shape->spans);
-    with_conv<floatX>(shape, all_aligned(out, columns, x, weight), [&](auto W, auto TAPS) {
+    with_conv<floatX>(shape, all_aligned(out, columns, x, weight), [&](auto W, auto TAPS, auto GATES) {
         SpanBlocks blocks;
         for (size_t from = 0; from < spans.count;) {
             from = span_blocks(&blocks, spans, all_keys, from, CONV_ROWS, false);
-            LAUNCH((conv_forward_kernel<W, TAPS>), conv_grid(blocks.first[blocks.count], s.channels, W), CONV_THREADS,
-                   0)
+            LAUNCH((conv_forward_kernel<W, TAPS, GATES>), conv_grid(blocks.first[blocks.count], s.channels, W),
+                   CONV_THREADS, 0)
             ((floatX *)out, (const floatX *)columns, (const floatX *)x, (const floatX *)weight, blocks, s);
         }
         // without slots only the last span's columns are stored
         for (size_t from = shape->slot_tokens || !spans.count ? 0 : spans.count - 1;
              from < spans.count && shape->taps > 1;) {
             from = span_blocks(&blocks, spans, all_keys, from, CONV_ROWS, false);
-            LAUNCH((conv_columns_kernel<W>), conv_grid(blocks.count, s.channels, W), CONV_THREADS, 0)
+            LAUNCH((conv_columns_kernel<W, GATES>), conv_grid(blocks.count, s.channels, W), CONV_THREADS, 0)
             ((floatX *)columns, (const floatX *)x, blocks, s);
         }
     });
 }
 
 // ---- backward -------------------------------------------------------------------------------------------------------
-// Computes d of a token from its inputs `in`. With y the convolution's sum of a token, d = dout silu'(y). Then dx[t] =
-// sum over later taps of weight d, and dweight[j] += d x. dcolumns: in, gradients of the last inputs from later calls;
+// Computes d of a token from its inputs `in`. With y the convolution's sum of a token, d = dout silu'(y), or with GATES d =
+// dout C; dgate = dout y. Then dx[t] = sum over later taps of weight d, and dweight[j] += d x. dcolumns: in, gradients of the last inputs from later calls;
 // out, gradients of the inputs before this call
-template <int W, int TAPS>
-__device__ inline void conv_slope(float (&d)[W], const Pack<floatX, W> *in, const float (&weights)[TAPS][W],
-                                  const Pack<floatX, W> &dout) {
-    for (int i = 0; i < W; i++) { // s: the logistic function of y; e / (1 + e) = 1 - s
-        const float y = conv_sum<W, TAPS>(in, weights, i), e = fast_exp2(fminf(-LOG2_E * y, 125.0f));
-        const float s = fast_reciprocal(1.0f + e);
-        d[i] = load(dout.x[i]) * s * (1.0f + y * (e * s));
+template <int W, int TAPS, int GATES>
+__device__ inline void conv_slope(float (&d)[W], Pack<floatX, W> &dgate, const Pack<floatX, W> *in,
+                                  const float (&weights)[TAPS][W], const Pack<floatX, W> &dout,
+                                  const Pack<floatX, W> &gate) {
+    for (int i = 0; i < W; i++) {
+        const float y = conv_sum<W, TAPS>(in, weights, i);
+        if constexpr (GATES) {
+            d[i] = load(dout.x[i]) * load(gate.x[i]), dgate.x[i] = store(load(dout.x[i]) * y);
+        } else { // s: the logistic function of y; e / (1 + e) = 1 - s
+            const float e = fast_exp2(fminf(-LOG2_E * y, 125.0f)), s = fast_reciprocal(1.0f + e);
+            d[i] = load(dout.x[i]) * s * (1.0f + y * (e * s));
+        }
     }
+}
+
+// Stores the gradient of a token's input in the token's row of dx: as it is, or with GATES as dB and dx. x: its row of x
+template <int W, int GATES>
+__device__ inline void conv_write(floatX *dx, const floatX *x, const float (&sum)[W], size_t channels) {
+    Pack<floatX, W> result;
+    for (int i = 0; i < W; i++) result.x[i] = store(sum[i]);
+    if constexpr (GATES) {
+        const Pack<floatX, W> b = pack_read<W>(x), value = pack_read<W>(x + 2 * channels);
+        for (int i = 0; i < W; i++) result.x[i] = store(sum[i] * load(b.x[i]));
+        pack_write_whole(dx + 2 * channels, result);
+        for (int i = 0; i < W; i++) result.x[i] = store(sum[i] * load(value.x[i]));
+    }
+    pack_write_whole(dx, result);
 }
 
 // Runs backward. lines NULL: only dx. last: these spans include the call's last span. A warp takes pieces of
 // CONV_BACK_ROWS tokens.
-template <int W, int TAPS>
+template <int W, int TAPS, int GATES>
 __global__ void __launch_bounds__(CONV_WARPS *LANES, TAPS == 4 ? 4 : 1)
     conv_backward_kernel(floatX *dx, float *lines, const float *dcolumns, const floatX *dout, const floatX *x,
                          const floatX *columns, const floatX *weight, SpanBlocks blocks, ConvShape s, bool last) {
@@ -212,20 +248,24 @@ __global__ void __launch_bounds__(CONV_WARPS *LANES, TAPS == 4 ? 4 : 1)
         float sums[TAPS - 1 + CONV_BATCH][W] = {}; // dx of tokens from t - (TAPS - 1) on
         size_t x_at = row * s.stride + c, dout_at = row * s.channels + c, dx_at = x_at - (TAPS - 1) * s.stride;
 #pragma unroll
-        for (int j = 0; j + 1 < TAPS; j++) in[j] = conv_input<W>(x, columns, span, begin, TAPS - 1 - j, c, s);
+        for (int j = 0; j + 1 < TAPS; j++) in[j] = conv_input<W, GATES>(x, columns, span, begin, TAPS - 1 - j, c, s);
         for (unsigned t = 0; t < end + TAPS - 1; t += CONV_BATCH) {
-            Pack<floatX, W> gradient[CONV_BATCH]; // 0 after the span, so d is 0 there, too
+            Pack<floatX, W> gradient[CONV_BATCH], gate[CONV_BATCH]; // 0 after the span, so d is 0 there, too
+            const size_t first_at = x_at;
 #pragma unroll
             for (unsigned b = 0; b < CONV_BATCH; b++, x_at += s.stride, dout_at += s.channels) {
-                in[TAPS - 1 + b] = gradient[b] = Pack<floatX, W>{};
+                in[TAPS - 1 + b] = gradient[b] = gate[b] = Pack<floatX, W>{};
                 if (t + b >= span_end) continue;
-                in[TAPS - 1 + b] = pack_read<W>(x + x_at);
+                in[TAPS - 1 + b] = conv_read<W, GATES>(x + x_at, s.channels);
+                if constexpr (GATES) gate[b] = pack_read<W>(x + x_at + s.channels);
                 gradient[b] = pack_read<W>(dout + dout_at);
             }
 #pragma unroll
             for (unsigned b = 0; b < CONV_BATCH; b++) {
                 float d[W];
-                conv_slope<W, TAPS>(d, in + b, weights, gradient[b]);
+                Pack<floatX, W> dgate;
+                conv_slope<W, TAPS, GATES>(d, dgate, in + b, weights, gradient[b], gate[b]);
+                if (GATES && t + b < end) pack_write_whole(dx + first_at + b * s.stride + s.channels, dgate);
 #pragma unroll
                 for (int j = 0; j < TAPS; j++)
                     for (int i = 0; i < W; i++) {
@@ -240,11 +280,9 @@ __global__ void __launch_bounds__(CONV_WARPS *LANES, TAPS == 4 ? 4 : 1)
                         for (int i = 0; i < W; i++) sums[b][i] += dcolumns[(s.taps - 1 - gap) * s.channels + c + i];
             }
 #pragma unroll
-            for (unsigned b = 0; b < CONV_BATCH; b++, dx_at += s.stride) { // stores dx of tokens whose readers are done
-                Pack<floatX, W> result;
-                for (int i = 0; i < W; i++) result.x[i] = store(sums[b][i]);
-                if (t + b >= TAPS - 1 && t + b < end + TAPS - 1) pack_write_whole(dx + dx_at, result);
-            }
+            for (unsigned b = 0; b < CONV_BATCH; b++, dx_at += s.stride) // stores dx of tokens whose readers are done
+                if (t + b >= TAPS - 1 && t + b < end + TAPS - 1)
+                    conv_write<W, GATES>(dx + dx_at, x + dx_at, sums[b], s.channels);
 #pragma unroll
             for (int j = 0; j < TAPS - 1 + (int)CONV_BATCH; j++)
                 for (int i = 0; i < W; i++) sums[j][i] = j + 1 < TAPS ? sums[j + CONV_BATCH][i] : 0.0f;
@@ -268,7 +306,7 @@ __global__ void __launch_bounds__(CONV_WARPS *LANES, TAPS == 4 ? 4 : 1)
 }
 
 // Computes dcolumns of the call's first span. only: it is the last span, too
-template <int W, int TAPS>
+template <int W, int TAPS, int GATES>
 __global__ void __launch_bounds__(CONV_THREADS)
     conv_dcolumns_kernel(float *dcolumns, const floatX *dout, const floatX *x, const floatX *columns,
                          const floatX *weight, Span span, ConvShape s, bool only) {
@@ -284,15 +322,18 @@ __global__ void __launch_bounds__(CONV_THREADS)
             sums[back][i] = dcolumns[(s.taps - 1 - gap) * s.channels + c + i];
     }
 #pragma unroll
-    for (int j = 1; j < TAPS; j++) in[j] = conv_input<W>(x, columns, span, span.begin, TAPS - j, c, s);
+    for (int j = 1; j < TAPS; j++) in[j] = conv_input<W, GATES>(x, columns, span, span.begin, TAPS - j, c, s);
 #pragma unroll
     for (int t = 0; t + 1 < TAPS; t++) {
         if ((size_t)t >= tokens) break;
         float d[W];
 #pragma unroll
         for (int j = 0; j + 1 < TAPS; j++) in[j] = in[j + 1];
-        in[TAPS - 1] = pack_read<W>(x + (span.row + t) * s.stride + c);
-        conv_slope<W, TAPS>(d, in, weights, pack_read<W>(dout + (span.row + t) * s.channels + c));
+        const floatX *const own = x + (span.row + t) * s.stride + c;
+        Pack<floatX, W> gate, dgate;
+        in[TAPS - 1] = conv_read<W, GATES>(own, s.channels);
+        if constexpr (GATES) gate = pack_read<W>(own + s.channels);
+        conv_slope<W, TAPS, GATES>(d, dgate, in, weights, pack_read<W>(dout + (span.row + t) * s.channels + c), gate);
 #pragma unroll
         for (int back = 1; back + t < TAPS; back++)
             for (int i = 0; i < W; i++) sums[back][i] += d[i] * weights[TAPS - 1 - back - t][i];
@@ -310,19 +351,20 @@ static void cuda_conv_backward(Stored *dx, Summed *dweight, Summed *dcolumns, co
     const Spans spans = without_window(shape->spans);
     const size_t sums = s.channels * s.taps;
     float *const lines = dweight ? (float *)scratch : NULL;
-    with_conv<float>(shape, all_aligned(dx, dout, x, columns, weight), [&](auto W, auto TAPS) {
+    with_conv<float>(shape, all_aligned(dx, dout, x, columns, weight), [&](auto W, auto TAPS, auto GATES) {
         SpanBlocks blocks;
         for (size_t from = 0; from < spans.count;) {
             from = span_blocks(&blocks, spans, all_keys, from, CONV_BACK_ROWS, false);
             const unsigned count =
                 (unsigned)min_size(blocks_for(blocks.first[blocks.count], CONV_WARPS), GPU_CONV_LINES);
-            LAUNCH((conv_backward_kernel<W, TAPS>), conv_grid(count, s.channels, W, LANES), dim3(LANES, CONV_WARPS), 0)
+            LAUNCH((conv_backward_kernel<W, TAPS, GATES>), conv_grid(count, s.channels, W, LANES),
+                   dim3(LANES, CONV_WARPS), 0)
             ((floatX *)dx, lines, (const float *)dcolumns, (const floatX *)dout, (const floatX *)x,
              (const floatX *)columns, (const floatX *)weight, blocks, s, from == spans.count);
             if (dweight) column_sums(dweight, (const float *)lines, count, sums, sums);
         }
         if (spans.count && s.taps > 1)
-            LAUNCH((conv_dcolumns_kernel<W, TAPS>), conv_grid(1, s.channels, W), CONV_THREADS, 0)
+            LAUNCH((conv_dcolumns_kernel<W, TAPS, GATES>), conv_grid(1, s.channels, W), CONV_THREADS, 0)
         ((float *)dcolumns, (const floatX *)dout, (const floatX *)x, (const floatX *)columns, (const floatX *)weight,
          spans.span[0], s, spans.count == 1);
     });

@@ -39,7 +39,32 @@ template <int W> __global__ void gate_forward_kernel(floatX *out, const floatX *
     }
 }
 
-static void cuda_gate_forward(Stored *out, const Stored *x, const Stored *gate, size_t count) {
+// Runs gates of `width` elements, a warp for each: out = x s, or with BACK out = dout s and dgate = s' sum of dout x.
+template <bool BACK>
+__global__ void gate_wide_kernel(floatX *out, floatX *dgate, const floatX *dout, const floatX *x, const floatX *gate,
+                                 size_t gates, size_t width) {
+    for (size_t g = (size_t)blockIdx.x * blockDim.y + threadIdx.y; g < gates; g += (size_t)gridDim.x * blockDim.y) {
+        float one_minus_s, sum = 0.0f;
+        const float s = sigmoid(load(gate[g]), &one_minus_s);
+        for (size_t i = g * width + threadIdx.x; i < (g + 1) * width; i += LANES) {
+            const float in = load(x[i]), d = BACK ? load(dout[i]) : in;
+            sum += d * in;
+            out[i] = store(d * s);
+        }
+        if (BACK) sum = warp_sum(sum);
+        if (BACK && threadIdx.x == 0) dgate[g] = store(sum * s * one_minus_s);
+    }
+}
+
+template <bool BACK>
+static void gate_wide(Stored *out, Stored *dgate, const Stored *dout, const Stored *x, const Stored *gate, size_t gates,
+                      size_t width) {
+    LAUNCH((gate_wide_kernel<BACK>), loop_grid(gates * LANES), dim3(LANES, LOOP_THREADS / LANES), 0)
+    ((floatX *)out, (floatX *)dgate, (const floatX *)dout, (const floatX *)x, (const floatX *)gate, gates, width);
+}
+
+static void cuda_gate_forward(Stored *out, const Stored *x, const Stored *gate, size_t count, size_t width) {
+    if (width > 1) return gate_wide<false>(out, NULL, NULL, x, gate, count / width, width);
     with_width<floatX>(count % full_pack<floatX> == 0 && all_aligned(out, x, gate), [&](auto W) {
         LAUNCH((gate_forward_kernel<W>), loop_grid(count / W), LOOP_THREADS, 0)
         ((floatX *)out, (const floatX *)x, (const floatX *)gate, count / W);
@@ -64,7 +89,8 @@ __global__ void gate_backward_kernel(floatX *dx, floatX *dgate, const floatX *do
 }
 
 static void cuda_gate_backward(Stored *dx, Stored *dgate, const Stored *dout, const Stored *x, const Stored *gate,
-                               size_t count) {
+                               size_t count, size_t width) {
+    if (width > 1) return gate_wide<true>(dx, dgate, dout, x, gate, count / width, width);
     with_width<floatX>(count % full_pack<floatX> == 0 && all_aligned(dx, dgate, dout, x, gate), [&](auto W) {
         LAUNCH((gate_backward_kernel<W>), loop_grid(count / W), LOOP_THREADS, 0)
         ((floatX *)dx, (floatX *)dgate, (const floatX *)dout, (const floatX *)x, (const floatX *)gate, count / W);

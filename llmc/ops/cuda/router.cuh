@@ -164,7 +164,7 @@ __device__ inline TokenWeights token_weights(const float *logits, const uint16_t
         w.softmax.largest = fmaxf(w.softmax.largest, chosen_logit(w, j));
     w.softmax.largest = warp_max(w.softmax.largest);
     for (unsigned j = threadIdx.x % LANES; j < shape.k; j += LANES) sum += weight_of(w, j);
-    w.divisor = warp_sum(sum) + (w.sigmoids ? 1e-20f : 0.0f);
+    w.divisor = warp_sum(sum) + (w.sigmoids ? (float)shape.epsilon : 0.0f);
     return w;
 }
 
