@@ -25,9 +25,9 @@ from safetensors.torch import load_file, save_file
 from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, Ernie4_5Config, Gemma3TextConfig,
                           Gemma4TextConfig, Glm4Config, Glm4MoeConfig, GPT2Config, GptOssConfig, GraniteConfig,
                           HunYuanDenseV1Config, LlamaConfig, Ministral3Config, MistralConfig, MixtralConfig,
-                          MuseGlimmerConfig, Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config, Qwen3_5MoeTextConfig,
-                          Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig, SeedOssConfig,
-                          SmolLM3Config)
+                          MuseGlimmerConfig, Olmo2Config, Olmo3Config, OlmoHybridConfig, Phi3Config, Qwen2Config,
+                          Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig,
+                          SeedOssConfig, SmolLM3Config)
 
 
 def classes(text):
@@ -40,13 +40,15 @@ def classes(text):
 NORMS = classes("""llama.LlamaRMSNorm mistral.MistralRMSNorm ministral.MinistralRMSNorm ministral3.Ministral3RMSNorm
     qwen2.Qwen2RMSNorm qwen3.Qwen3RMSNorm smollm3.SmolLM3RMSNorm olmo2.Olmo2RMSNorm olmo3.Olmo3RMSNorm phi3.Phi3RMSNorm
     glm4.Glm4RMSNorm qwen3_moe.Qwen3MoeRMSNorm mixtral.MixtralRMSNorm glm4_moe.Glm4MoeRMSNorm granite.GraniteRMSNorm
-    gpt_oss.GptOssRMSNorm seed_oss.SeedOssRMSNorm hunyuan_v1_dense.HunYuanDenseV1RMSNorm ernie4_5.Ernie4_5RMSNorm""")
+    gpt_oss.GptOssRMSNorm seed_oss.SeedOssRMSNorm hunyuan_v1_dense.HunYuanDenseV1RMSNorm ernie4_5.Ernie4_5RMSNorm
+    olmo_hybrid.OlmoHybridRMSNorm""")
 OFFSET_NORMS = classes("""gemma3.Gemma3RMSNorm qwen3_5.Qwen3_5RMSNorm qwen3_5_moe.Qwen3_5MoeRMSNorm
     qwen3_next.Qwen3NextRMSNorm muse_glimmer.MuseGlimmerTextCenteredRMSNorm""")
 CASTING = classes("""qwen3_5.Qwen3_5GatedDeltaNet qwen3_5_moe.Qwen3_5MoeGatedDeltaNet qwen3_moe.Qwen3MoeTopKRouter
     qwen3_5_moe.Qwen3_5MoeTopKRouter mixtral.MixtralTopKRouter glm4_moe.Glm4MoeTopkRouter gemma4.Gemma4RMSNorm
     gemma4.Gemma4TextRouter ernie4_5.Ernie4_5Attention qwen3_next.Qwen3NextGatedDeltaNet
-    qwen3_next.Qwen3NextTopKRouter muse_glimmer.MuseGlimmerRMSNorm""")
+    qwen3_next.Qwen3NextTopKRouter muse_glimmer.MuseGlimmerRMSNorm
+    olmo_hybrid.OlmoHybridGatedDeltaNet""")
 Glm4MoeTopkRouter, Gemma4TextRouter = classes("glm4_moe.Glm4MoeTopkRouter gemma4.Gemma4TextRouter")
 
 transformers.utils.logging.disable_progress_bar()
@@ -334,6 +336,15 @@ MUSE_GLIMMER = MuseGlimmerConfig(
     out_hidden_size=32, projector_hidden_size=8)
 
 
+# A beta of 0 to 2; norms before the branches of linear layers, after those of the other, which has no rotary positions.
+# Written with a convolution in thirds of 16 channels, not in its 10, 10 and 28.
+OLMO_HYBRID = OlmoHybridConfig(vocab_size=99, hidden_size=32, intermediate_size=36, num_hidden_layers=3, num_attention_heads=4,
+                               num_key_value_heads=2, rms_norm_eps=1e-3, linear_num_key_heads=2, linear_num_value_heads=4,
+                               linear_key_head_dim=5, linear_value_head_dim=7, max_position_embeddings=256,
+                               layer_types=["linear_attention", "full_attention", "linear_attention"],
+                               rope_parameters=dict(rope_type="default", rope_theta=None), **NO_SPECIAL_TOKENS)
+
+
 @dataclass
 class Case:
     name: str                           # the folder
@@ -387,6 +398,7 @@ CASES = [
     Case("hunyuan_v1_dense", HUNYUAN, seed=39, config_style=4),
     Case("ernie4_5", ERNIE4_5, seed=1044),
     Case("muse_glimmer", MUSE_GLIMMER, seed=302),
+    Case("olmo_hybrid", OLMO_HYBRID, seed=23),
     Case("qwen3_moe", QWEN3_MOE, seed=472, pad=30),
     Case("qwen3_moe-fused", QWEN3_MOE_FUSED, seed=10729, layout="fused"),
     Case("qwen3_5_moe", QWEN3_5_MOE, seed=430, layout="fused"),
@@ -613,6 +625,8 @@ def load_model(folder, dtype, attention=None):
     for name, module in model.named_modules():
         if name.endswith("mlp.gate"):
             module.to(dtype)  # glm4_moe keeps its routers in fp32
+        if dtype == torch.float64 and name.endswith("linear_attn"):
+            module.to(dtype)  # olmo_hybrid keeps A_log in fp32
     return model.eval()  # GPT-2's configuration has dropout
 
 

@@ -155,7 +155,7 @@ static const struct {
                    {0, {191}}};
 
 static DeltaShape shape_of_case(Span *span, size_t spans, size_t HK, size_t HV, size_t K, size_t V, size_t taps) {
-    DeltaShape shape = {{NULL, 0, 0, 0.0}, HK, HV, K, V, taps, 0, 0};
+    DeltaShape shape = {{NULL, 0, 0, 0.0}, HK, HV, K, V, taps, 0, 0, spans % 2};
     shape.spans = documents_of(span, spans_cases[spans].lengths, spans_cases[spans].before);
     shape.stride = delta_channels(&shape) + (spans % 3 ? HV * V + 2 * HV : spans % 2);
     return shape;
