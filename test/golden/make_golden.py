@@ -7,6 +7,7 @@ The tests read the committed files; only whoever changes the fixtures runs this.
     python make_golden.py              rewrite every fixture, then check each against an untouched fp32 transformers
     python make_golden.py --check      only check the files that are there
     python make_golden.py --seeds      for each case, search the first seed whose greedy tokens are clear-cut
+    python make_golden.py --bf16       how far off transformers' own gradients in bf16 are, for bounds of tests
 """
 import argparse
 import contextlib
@@ -896,17 +897,28 @@ def search_seeds(limit=20000):
                 break
 
 
+def bf16_errors():
+    for case in CASES:
+        folder, stream = HERE / case.name, load_file(HERE / case.name / "reference.safetensors")
+        gradients = loss_and_gradients(load_model(folder, torch.bfloat16), stream)[3]
+        expected = {name: stream[f"grad.{name}"].double() for name in gradients}
+        squares = [sum((x[name] - y[name]).square().sum().item() for name in x) for x, y in (
+            (expected, {name: g.double() for name, g in gradients.items()}), (expected, dict.fromkeys(expected, torch.zeros(()))))]
+        print(f"{case.name:14s} bf16 off by {(squares[0] / squares[1]) ** 0.5:.4f}")
+
+
 def main():
     arguments = argparse.ArgumentParser(description="Makes and checks the golden fixtures.")
     arguments.add_argument("--check", action="store_true", help="check the files that are there, write nothing")
     arguments.add_argument("--seeds", action="store_true", help="search seeds with clear-cut greedy tokens")
+    arguments.add_argument("--bf16", action="store_true", help="print the errors of transformers in bf16")
     arguments.add_argument("cases", nargs="*", help="only these folders")
     options = arguments.parse_args()
     torch.set_num_threads(1)  # sums in one order
     if options.cases:
         CASES[:] = [case for case in CASES if case.name in options.cases]
-    if options.seeds:
-        search_seeds()
+    if options.seeds or options.bf16:
+        search_seeds() if options.seeds else bf16_errors()
         return
     if not options.check:
         make_all()

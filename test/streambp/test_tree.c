@@ -329,7 +329,8 @@ TEST(golden_models) {
                                         "ernie4_5",
                                         "hunyuan_v1_dense",
                                         "qwen3_next",
-                                        "muse_glimmer"};
+                                        "muse_glimmer",
+                                        "olmo_hybrid"};
     for (size_t i = 0; i < COUNT_OF(names); i++) golden_agrees(names[i], i);
 }
 
