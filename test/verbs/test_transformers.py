@@ -8,6 +8,7 @@ import shutil
 import subprocess
 
 from checks import GOLDEN, TRAIN, WORK, check, close, train
+from family_trials import family_trials
 from hybrid_trials import trials
 
 import torch
@@ -347,4 +348,5 @@ for number, (family, keys) in enumerate((
     random_model(f"{family}-{number}", f"{family},{SMALL},num_key_value_heads=2,{keys}")
 random_model("biases", f"llama,{SMALL},attention_bias=true,mlp_bias=true,rope_theta=123456.7,rms_norm_eps=3e-7")
 trials()
+family_trials()
 close()
