@@ -59,7 +59,7 @@ static_assert(WIDE_NKV * WIDE_HD <= NKV * HD && WIDE_NH <= NH && WIDE_OUT <= WID
 static_assert(n * PROJECTED <= WIDE && n * PROJECTED <= MATRIX && VALUES <= NH * HD, "so do linear attention's ops");
 
 // The whole chunk belongs to one document, which begins before it.
-static DeltaShape delta_shape(const Span *span) { return {{span, 1, 0, 0}, HK, HV, DK, DV, TAPS, PROJECTED, 0}; }
+static DeltaShape delta_shape(const Span *span) { return {{span, 1, 0, 0}, HK, HV, DK, DV, TAPS, PROJECTED, 0, 0}; }
 
 // Backward with sums in a fixed order and the smallest workspace, or the largest worth its bytes; then in any order
 enum { ATTENTION_CHOICES = 3 };

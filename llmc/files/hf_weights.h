@@ -212,7 +212,7 @@ static int hf_splits_convolution(const Family *family, const Parameter *p) {
     return p->role == ROLE_CONV && family->names.layer[IN_K_WEIGHT];
 }
 
-// Prints a name with `channels` before the last module: "q_" makes linear_attn.q_conv1d.weight.
+// Prints the name of one of these three: linear_attn.q_conv1d.weight for linear_attn.conv1d.weight.
 static void hf_convolution_name(const char *name, size_t part, char out[HF_NAME]) {
     const size_t begin = strlen(name) - strlen("conv1d.weight");
     snprintf(out, HF_NAME, "%.*s%c_%s", (int)begin, name, "qkv"[part], name + begin);
@@ -233,11 +233,11 @@ static int hf_take_convolution(WeightSource *source, size_t parameter, const Saf
         const uint64_t wanted[3] = {tensor->shape[0], 1, p->cols};
         place[i] = source_take_shape(source, tensor, wanted, 3, "config.json asks", "");
         all += rows[i] = (size_t)wanted[0];
-        for (size_t a = run, b = run = rows[i]; a; a = b % a, b = run) run = a;
+        run = greatest_common_divisor(rows[i], run);
         if (all > p->rows || (i == 2 && all < p->rows) || place[i].type != place[0].type)
-            die("%s: tensor %s and those of q, k, v before it have %zu channels, or differ in type; config.json asks "
-                "for "
-                "%zu in one type",
+            die("%s: the convolutions of q, k, v up to tensor %s have %zu channels; config.json asks for %zu, all in "
+                "one "
+                "type",
                 source->path, own, all, p->rows);
     }
     source->places[parameter] = place[0];
