@@ -136,9 +136,11 @@ static const Damage changed_texts[] = {
            "needs layers of linear attention (l) and of full"),
     KEY("olmo_hybrid", "linear_allow_neg_eigval", "true", "null", "linear_allow_neg_eigval is null"),
     KEY("olmo_hybrid", "linear_value_head_dim", "7", "6", "model.layers.0.linear_attn.v_proj.weight has shape"),
-    KEY("olmo_hybrid", "rope_theta", "null",
-        "null, \"x\": 1}, \"rope_scaling\": {\"rope_type\": \"linear\", \"factor\": 2.0",
-        NULL), // of no rotary positions
+    CONFIG("olmo_hybrid", "{", "{\"rope_scaling\": {\"rope_type\": \"linear\", \"factor\": 2.0},",
+           NULL), // hides the null
+    CONFIG("olmo_hybrid", "{", "{\"rope_scaling\": {\"rope_type\": \"linear\", \"factor\": 2.0, \"rope_theta\": null},",
+           NULL),
+    KEY("olmo2", "rope_theta", "500000.0", "null", "rope_theta is null"),
     KEY("ernie4_5", "use_bias", "true", "false, \"attention_bias\": true",
         "does not have these tensors with this config.json: model.layers.0.mlp.down_proj.bias"),
     KEY("phi3", "partial_rotary_factor", "0.75", "0.625", "rotates 5 of head_dim 8 elements"),
