@@ -91,10 +91,21 @@ static cJSON *json_parse_object(const char *text, size_t length, const char *whe
     return root;
 }
 
+// Replaces Infinity, which Python's json writes and reads, by a number that overflows to it. Strings keep the word.
+static void json_replace_infinity(char *text) {
+    for (; *text; text++) {
+        if (!strncmp(text, "Infinity", 8)) memcpy(text, "1e999999", 8);
+        if (*text != '"') continue;
+        for (text++; *text && *text != '"'; text++) text += *text == '\\' && text[1];
+        if (!*text) return;
+    }
+}
+
 // Parses a file of at most `limit` bytes that holds one object.
 static cJSON *json_read_object(const char *path, size_t limit) {
     size_t length;
     char *text = input_read_text(path, limit, &length);
+    json_replace_infinity(text);
     cJSON *root = json_parse_object(text, length, path);
     free(text);
     return root;

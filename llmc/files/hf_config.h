@@ -593,14 +593,29 @@ static void hf_repeat_types(Config *config, const char *key, size_t interval, co
     for (size_t l = 0; l < period; l++) config->layer_types[l] = (l + 1) % interval ? usual : last;
 }
 
-// Reads which layers have linear attention: a list, or all except every full_attention_interval-th.
+// Tells whether OLMo's class has no rotary positions: rope_theta is null, in the object of positions or else outside.
+static int hf_has_no_rope(const Family *family, const cJSON *root) {
+    const cJSON *rope = json_get(root, "rope_scaling");
+    if (!rope || !rope->child) rope = json_get(root, "rope_parameters");
+    const cJSON *inner = cJSON_GetObjectItemCaseSensitive(rope, "rope_theta");
+    return !strcmp(family->layer_types, "ln") &&
+           cJSON_IsNull(inner ? inner : cJSON_GetObjectItemCaseSensitive(root, "rope_theta"));
+}
+
+// Reads which layers have linear attention: a list, or all except every full_attention_interval-th, a key that OLMo's
+// class lacks.
 static void hf_read_kinds(Config *config, const cJSON *root, const char *path) {
     const cJSON *types = json_get(root, "layer_types");
-    const size_t interval = hf_size(root, "full_attention_interval", strlen(config->layer_types), path);
+    const size_t usual = strlen(config->layer_types), L = config->num_hidden_layers;
+    const int olmo = config->family->linear_pre_norms;
     if (types)
         hf_read_layer_types(config, types, path);
     else
-        hf_repeat_types(config, "full_attention_interval", interval, path);
+        hf_repeat_types(config, "full_attention_interval",
+                        olmo ? min_size(usual, L) : hf_size(root, "full_attention_interval", usual, path), path);
+    if (olmo) config->given[config_key_find("layer_types")] = 1;
+    for (char *at = config->layer_types; hf_has_no_rope(config->family, root) && *at; at++)
+        if (*at == 'f') *at = 'n';
 }
 
 // Reads which layers have no rotary positions: a list of 0 and 1 for at least all layers, or every
@@ -805,7 +820,7 @@ static Config hf_config_read(const char *path, char *remark, size_t remark_size)
     }
     if (root != whole) hf_read_tied(&config, whole, root, path);
     hf_check_required(&config, path);
-    if (!family->learned_positions) hf_read_rope(&config, root, path);
+    if (!family->learned_positions && !hf_has_no_rope(family, root)) hf_read_rope(&config, root, path);
     if (cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(root, "num_key_value_heads")))
         config.num_key_value_heads = config.num_attention_heads; // null, unlike an absent key, means one per query head
     if (family_has_linear(family))

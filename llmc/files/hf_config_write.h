@@ -20,6 +20,7 @@ typedef enum { HF_TOP, HF_ROPE_SCALING, HF_ROPE_PARAMETERS } HfLevel;
 // Tells whether a key is written as null: a value of 0 that means "none", and keys of experts in a model without
 // experts.
 static int hf_is_null(const Config *config, const ConfigKey *key) {
+    if (!strcmp(key->name, "rope_theta")) return config_has_no_rope(config);
     if (!strcmp(key->name, "final_logit_softcapping")) return config->final_logit_softcapping == 0;
     if (!strcmp(key->name, "num_global_key_value_heads")) return !config->num_global_key_value_heads;
     return config->family->experts_beside && !config->num_experts &&

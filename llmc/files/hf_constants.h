@@ -73,7 +73,7 @@ static const struct {
 } hf_pad_tokens[] = {
     {"ministral3", 11}, {"gemma3", 0},   {"gemma4", 0},    {"smollm3", 128004}, {"olmo2", 1},
     {"olmo3", 1},       {"phi3", 32000}, {"glm4", 151329}, {"seed_oss", 1},     {"hunyuan_v1_dense", 0},
-    {"ernie4_5", 0},    {"lfm2", 0},     {"lfm2_moe", 0},  {"lfm3", 124893}};
+    {"ernie4_5", 0},    {"lfm2", 0},     {"lfm2_moe", 0},  {"lfm3", 124893},    {"olmo_hybrid", 100277}};
 
 // Tells whether a list of families names this family or the family's activation.
 static int hf_names(const char *families, const Family *family) {
@@ -96,7 +96,11 @@ static void hf_check_nulls(const cJSON *root, const Family *family, const char *
     static const char *const means[][2] = {
         {"head_dim", "llama|mistral|mixtral|seed_oss|ernie4_5"},
         {"num_key_value_heads", "llama|qwen2|qwen3|smollm3|olmo2|olmo3|phi3|granite|mixtral|seed_oss|ernie4_5|"
-                                "hunyuan_v1_dense"},
+                                "hunyuan_v1_dense|olmo_hybrid"},
+        {"linear_num_key_heads", "olmo_hybrid"},
+        {"linear_num_value_heads", "olmo_hybrid"},
+        {"linear_key_head_dim", "olmo_hybrid"},
+        {"linear_value_head_dim", "olmo_hybrid"},
         {"mlp_only_layers", "qwen3_moe|qwen3_next"},
         {"intermediate_size", "gpt2"},
         {"final_logit_softcapping", "gemma4"},

@@ -202,6 +202,60 @@ static void source_take_tensor(WeightSource *source, size_t parameter, SafeTenso
     source->places[parameter] = source_take_shape(source, tensor, wanted, rank, asks, advice);
 }
 
+// ---- OLMo's hybrid --------------------------------------------------------------------------------------------------
+// Replaces a norm's name in memory by the name in files. Layers of linear attention have the names of files; saved by
+// transformers, attention layers have one of them, too.
+static void hf_hybrid_norm(const Family *family, char name[HF_NAME]) {
+    static const char *const norms[][2] = {{"input_layernorm.weight", "attention_layer_norm.weight"},
+                                           {"post_attention_layernorm.weight", "feedforward_layer_norm.weight"}};
+    for (size_t i = 0; family->linear_pre_norms && i < 2; i++)
+        if (text_ends_with(name, norms[i][0]))
+            memcpy(name + strlen(name) - strlen(norms[i][0]), norms[i][1], strlen(norms[i][1]) + 1);
+}
+
+// Tells whether files hold the convolution in three tensors: channels of q, of k and of v.
+static int hf_splits_convolution(const Family *family, const Parameter *p) {
+    return p->role == ROLE_CONV && family->names.layer[IN_K_WEIGHT];
+}
+
+// Prints the name of one of these three: linear_attn.q_conv1d.weight for linear_attn.conv1d.weight.
+static void hf_convolution_name(const char *name, size_t part, char out[HF_NAME]) {
+    const size_t begin = strlen(name) - strlen("conv1d.weight");
+    snprintf(out, HF_NAME, "%.*s%c_%s", (int)begin, name, "qkv"[part], name + begin);
+}
+
+// Takes a convolution in three tensors. transformers saves thirds, whatever the widths of q, k and v: so the tensors
+// follow one another, and only their sum is checked. Returns 0 if the files lack one.
+static int hf_take_convolution(WeightSource *source, size_t parameter, const SafeTensors *list, const char *name) {
+    const Parameter *p = &source->model.parameters[parameter];
+    TensorLocation place[3];
+    size_t rows[3], all = 0, run = 0, n = 0;
+    char own[HF_NAME];
+    if (!hf_splits_convolution(source->config.family, p)) return 0;
+    for (size_t i = 0; i < 3; i++) {
+        hf_convolution_name(name, i, own);
+        SafeTensor *tensor = hf_find(source, list, own);
+        if (!tensor) return 0;
+        const uint64_t wanted[3] = {tensor->shape[0], 1, p->cols};
+        place[i] = source_take_shape(source, tensor, wanted, 3, "config.json asks", "");
+        all += rows[i] = (size_t)wanted[0];
+        run = greatest_common_divisor(rows[i], run);
+        if (all > p->rows || (i == 2 && all < p->rows) || place[i].type != place[0].type)
+            die("%s: the convolutions of q, k, v up to tensor %s have %zu channels; config.json asks for %zu, all in "
+                "one "
+                "type",
+                source->path, own, all, p->rows);
+    }
+    source->places[parameter] = place[0];
+    const TensorPieces *pieces = source_set_pieces(source, parameter, p->rows / run);
+    for (size_t i = 0; i < 3; i++)
+        for (size_t row = 0; row < rows[i]; row += run, n++) {
+            pieces->place[n] = place[i];
+            pieces->place[n].offset += (uint64_t)(row * p->cols) * dtype_size(place[i].type);
+        }
+    return 1;
+}
+
 // ---- experts --------------------------------------------------------------------------------------------------------
 // Prints the name of a parameter's piece in files, or of the router in files with split experts.
 static const char *hf_piece_name(const Family *family, const char *prefix, const Parameter *p, size_t piece,
@@ -486,7 +540,7 @@ static void hf_remark_quantised(WeightSource *source) {
 
 static void hf_open(WeightSource *source, const char *directory) {
     SafeTensors list = {NULL, 0};
-    char prefix[64], file_name[HF_NAME], head[HF_NAME];
+    char prefix[64], file_name[HF_NAME], other[HF_NAME], head[HF_NAME];
     source->format = "Hugging Face directory";
     source->transposed = 1;
     source->config = hf_directory_config(directory, source->remark, sizeof(source->remark));
@@ -509,6 +563,12 @@ static void hf_open(WeightSource *source, const char *directory) {
             split ? hf_piece_name(family, prefix, p, 0, file_name) : hf_tensor_name(family, prefix, p->name, file_name);
         SafeTensor *tensor = i == 0 && source->config.tie_word_embeddings ? hf_find_tied(source, &list, &name, head)
                                                                           : safetensors_find(&list, name);
+        if (!tensor && family->linear_pre_norms) {
+            snprintf(other, sizeof(other), "%s", name);
+            hf_hybrid_norm(family, other);
+            tensor = safetensors_find(&list, other);
+            if (!tensor && hf_take_convolution(source, i, &list, name)) continue;
+        }
         if (!tensor && (hf_take_mxfp4(source, i, &list, name) || !hf_find(source, &list, name))) continue;
         const QuantType type = hf_quantised_type(&list, name);
         if (hf_is_fp8(tensor)) tensor->type = DTYPE_BF16; // the type of decoded values

@@ -200,16 +200,25 @@ static DType hf_type_of(const HfWrite *write, size_t i, const DType *chosen) {
 static void hf_add_parameter(HfWrite *write, size_t i, const char *prefix, const DType *chosen) {
     const Family *family = write->source->config.family;
     const Parameter *p = &write->source->model.parameters[i];
-    const size_t count = write->split ? parameter_pieces(family, p) : 1, each = parameter_file_elements(p) / count;
+    char name[HF_NAME];
+    const Config *c = &write->source->config;
+    const size_t layer = group_of(&write->source->model, p->offset);
+    const int three = hf_splits_convolution(family, p);
+    const size_t keys = c->linear_num_key_heads * c->linear_key_head_dim * p->cols;
+    const size_t count = three ? 3 : write->split ? parameter_pieces(family, p) : 1;
+    const size_t all = parameter_file_elements(p), each = three ? keys : all / count;
     if (p->joined && p->part) return; // the first part's tensor in the file holds all parts
     for (size_t piece = 0; piece < count; piece++) {
         HfTensor *t = &write->tensors[write->count++];
         t->p = p, t->parameter = i, t->type = hf_type_of(write, i, chosen);
-        t->first = piece * each, t->elements = each, t->bytes = (uint64_t)each * dtype_size(t->type);
+        t->first = piece * each, t->elements = piece + 1 < count ? each : all - t->first;
+        t->bytes = (uint64_t)t->elements * dtype_size(t->type);
         if (write->split)
             hf_piece_name(family, prefix, p, piece, t->name);
         else
             hf_tensor_name(family, prefix, p->name, t->name);
+        if (three) memcpy(name, t->name, HF_NAME), hf_convolution_name(name, piece, t->name);
+        if (layer < c->num_hidden_layers && layer_is_linear(c, layer)) hf_hybrid_norm(family, t->name);
     }
     write->elements += parameter_file_elements(p);
 }
@@ -298,7 +307,7 @@ static HfWrite hf_write_prepare(WeightSource *source, const DType *dtype, const 
     const SafeTensors none = {NULL, 0};
     const SafeTensors *others = write.text_only || (!write.like && quant != QUANT_FP8) ? &none : &rest->others;
     size_t left_out = 0;
-    size_t most = (quant ? HF_PARTS : 1) * count + others->count + source->config.num_hidden_layers;
+    size_t most = (quant ? HF_PARTS : 1) * count + others->count + 3 * source->config.num_hidden_layers;
     write.split = family->names.expert[0] != NULL;
     for (size_t i = 0; i < count; i++) {
         const int fused = write.like && !source_is_in_pieces(write.like, i);
@@ -366,6 +375,9 @@ static uint64_t hf_write_header(const HfWrite *write, const HfTensor *t, const H
             shape[0] = t->constants ? t->elements : t->elements / t->p->cols, shape[1] = t->constants ? 1 : t->p->cols;
             safetensors_write_tensor(&writer, t->name, safetensors_dtypes[t->type].name, shape, t->constants ? 1 : 2,
                                      t->bytes);
+        } else if (t->elements < parameter_file_elements(t->p)) { // a part of a convolution
+            shape[0] = t->elements / t->p->cols, shape[1] = 1, shape[2] = t->p->cols;
+            safetensors_write_tensor(&writer, t->name, safetensors_dtypes[t->type].name, shape, 3, t->bytes);
         } else {
             safetensors_write_named(&writer, t->name, t->p, t->type);
         }

@@ -14,6 +14,11 @@ static Stored *projected_part(const Visit *v, Stored *projected, LayerTensor par
     return stored_row(v->s, projected, part == IN_QKV_WEIGHT ? 0 : column, 1);
 }
 
+static double gated_norm_eps(const StreamBP *s) {
+    const Config *c = &s->model->config;
+    return c->family->gated_norm_eps > 0 ? c->family->gated_norm_eps : c->norm_eps;
+}
+
 static DeltaShape visit_delta_shape(const Visit *v) { return delta_shape(v->s, v->c, v->layer->shape.linear); }
 
 // mixed[n,W] = silu(causal convolution of q | k | v). The convolution's last inputs pass on in layer_columns.
@@ -61,7 +66,7 @@ static void delta_step(const Visit *v, const Activations *a, Stored *out, Summed
         delta_piece(v, p, a, out, transfer, scratch);
     if (out && !is_found(v, a, a->delta_norm))
         s->ops->gated_norm_forward(a->delta_norm, out, projected_part(v, a->projected, IN_Z_WEIGHT),
-                                   weight_of(v, GATED_NORM), v->c.n, d->HV, d->DV, d->E, s->model->config.norm_eps);
+                                   weight_of(v, GATED_NORM), v->c.n, d->HV, d->DV, d->E, gated_norm_eps(s));
     arena_pop(s->arena, mark);
 }
 
@@ -92,7 +97,7 @@ static void gated_norm_backward(const Visit *v, const Activations *a, Stored *dg
         push_summed(s, SHARE_WORKSPACE, "gated norm's scratch", s->ops->gated_norm_backward_scratch(n, d->HV, d->DV));
     s->ops->gated_norm_backward(dgated, projected_part(v, dprojected, IN_Z_WEIGHT), sum_of(v, GATED_NORM), dgated,
                                 a->delta_out, projected_part(v, a->projected, IN_Z_WEIGHT), weight_of(v, GATED_NORM), n,
-                                d->HV, d->DV, d->E, s->model->config.norm_eps, scratch);
+                                d->HV, d->DV, d->E, gated_norm_eps(s), scratch);
     arena_pop(s->arena, mark);
 }
 
@@ -163,7 +168,7 @@ static Activations state_activations(const Visit *v) {
     if (v->s->now.pass == PASS_BACKWARD && keeps(v, LEVEL_PRODUCTS)) {
         make_product(v, &a, IN_QKV_WEIGHT, a.projected, a.norm[0], NULL);
     } else {
-        linear_forward_part(v, linear_part(v, IN_QKV_WEIGHT, IN_QKV_WEIGHT, IN_QKV_WEIGHT), a.projected, a.norm[0],
+        linear_forward_part(v, linear_part(v, IN_QKV_WEIGHT, IN_QKV_WEIGHT, IN_V_WEIGHT), a.projected, a.norm[0],
                             NULL);
         linear_forward_part(v, linear_part(v, IN_QKV_WEIGHT, IN_B_WEIGHT, IN_A_WEIGHT),
                             projected_part(v, a.projected, IN_B_WEIGHT), a.norm[0], NULL); // none without the rule

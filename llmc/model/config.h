@@ -51,6 +51,7 @@ typedef struct {
     // linear attention (Gated DeltaNet). A short convolution has hidden_size channels: value heads of one element, no keys
     size_t linear_num_key_heads, linear_num_value_heads, linear_key_head_dim, linear_value_head_dim;
     size_t linear_conv_kernel_dim;
+    int linear_allow_neg_eigval; // DeltaShape.doubled
     // experts
     size_t num_experts, num_experts_per_tok, moe_intermediate_size;
     size_t shared_expert_intermediate_size;       // width of the shared expert, which every token uses; 0: none
@@ -151,6 +152,7 @@ static const ConfigKey config_keys[] = {
     {KEY(linear_key_head_dim), NULL, KEY_SIZE, 1, 1024, 0, OPTIONAL},
     {KEY(linear_value_head_dim), NULL, KEY_SIZE, 1, 1024, 0, OPTIONAL},
     {KEY(linear_conv_kernel_dim), "conv_L_cache", KEY_SIZE, 1, CONV_TAPS_MAX, 0, OPTIONAL},
+    {KEY(linear_allow_neg_eigval), NULL, KEY_BOOL, 0, 1, 0, OPTIONAL},
     {KEY(num_experts), "num_local_experts", KEY_SIZE, 0, EXPERTS_MOST, 0, OPTIONAL},
     {KEY(num_experts_per_tok), "top_k_experts", KEY_SIZE, 1, CHOSEN_MOST, 0, OPTIONAL},
     {KEY(moe_intermediate_size), NULL, KEY_SIZE, 1, 1 << 22, 0, OPTIONAL},
@@ -302,7 +304,7 @@ static void config_set(Config *config, const char *name, const char *value, cons
         if (strlen(value) > LAYER_TYPES_MAX || value[strspn(value, letters)])
             die_with(code, "%s: layer_types=%.64s is not a pattern of at most %d letters %s and f (full)", where, value,
                      LAYER_TYPES_MAX,
-                     letters[0] == 'l'   ? "l (linear)"
+                     letters[0] == 'l'   ? letters[1] == 'n' ? "l (linear), n (no rotary positions)" : "l (linear)"
                      : letters[0] == 'c' ? "c (convolution)"
                      : letters[0] == 'n' ? "n (no rotary positions)"
                      : letters[1] == 'n' ? "s (sliding), n (no rotary positions)"
@@ -526,6 +528,10 @@ static void config_resolve_layer_types(Config *config, const char *where, int co
         for (l = given; l < L; l++) config->layer_types[l] = config->layer_types[l % given];
         config->layer_types[L - 1] = 'f', config->layer_types[L] = 0, given = L;
     }
+    if (config->family->linear_pre_norms && !config_given(config, "layer_types") && L < given) {
+        config->layer_types[L - 1] = config->layer_types[given - 1]; // the class makes one layer full attention
+        config->layer_types[L] = 0, given = L;
+    }
     if (strchr(config->family->layer_types, 'n') && *config->family->layer_types == 's' && L <= LAYER_TYPES_MAX &&
         !config_given(config, "layer_types")) { // the class counts the pattern from the last layer
         for (l = 0; l < L; l++) config->layer_types[l] = (L - 1 - l) % 4 ? 's' : 'n';
@@ -628,9 +634,34 @@ static void config_finish_experts(Config *c, const char *where, int code) {
                  where, c->topk_group, c->n_group, c->num_experts, c->num_experts_per_tok);
 }
 
+// Tells whether no layer of a model that has both kinds of attention rotates queries and keys.
+static int config_has_no_rope(const Config *c) {
+    return !strcmp(c->family->layer_types, "ln") && strchr(c->layer_types, 'n');
+}
+
+// Sets the shape of linear attention in OLMo's class, where it follows attention's heads. Refuses mixtures of layers that
+// the class refuses.
+static void config_finish_hybrid(Config *c, const char *where, int code) {
+    const size_t L = c->num_hidden_layers, linear = layers_of_kind(c, LAYER_LINEAR);
+    if (!config_given(c, "linear_num_key_heads")) c->linear_num_key_heads = c->num_attention_heads;
+    if (!config_given(c, "linear_num_value_heads")) c->linear_num_value_heads = c->num_attention_heads;
+    if (!config_given(c, "linear_key_head_dim"))
+        c->linear_key_head_dim = max_size(3 * c->hidden_size / (4 * c->linear_num_key_heads), 1);
+    if (!config_given(c, "linear_value_head_dim")) c->linear_value_head_dim = 2 * c->linear_key_head_dim;
+    if (!linear || linear == L || (strchr(c->layer_types, 'f') && strchr(c->layer_types, 'n')))
+        die_with(code,
+                 "%s: layer_types=%.64s, but %s needs layers of linear attention (l) and of full attention, all with "
+                 "rotary positions (f) or all without (n)",
+                 where, c->layer_types, c->family->name);
+    if (config_has_no_rope(c) && c->rope.type != ROPE_DEFAULT)
+        die_with(code, "%s: this %s has no rotary positions, so they cannot be scaled; leave the scaling out", where,
+                 c->family->name);
+}
+
 // Sets keys of some families that follow from other keys.
 static void config_finish_derived(Config *config, const char *where, int code) {
     const Family *family = config->family;
+    if (family->linear_pre_norms) config_finish_hybrid(config, where, code);
     if (config->rope.type == ROPE_DYNAMIC && config->head_dim == 2)
         die_with(code, "%s: rope_type dynamic needs a head_dim above 2", where);
     if (family->mlp_biases_too) config->mlp_bias = config->attention_bias;

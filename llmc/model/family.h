@@ -9,13 +9,14 @@ add a family, add a row here, the config.json keys to refuse to hf_config.h, and
 
 // The tensors of one layer, in their order in memory and in a flat .bin. A layer has the tensors of attention or of
 // linear attention, the tensors of a dense MLP or of experts, and the common ones. Adjacent without padding are: q, k
-// and v weights; their biases; gate and up; the first four of linear attention. A file may hold these neighbours as one
+// and v weights; their biases; gate and up; the first six of linear attention. A file may hold these neighbours as one
 // tensor (GPT-2's c_attn), and the driver may use them as one (gate and up).
 // clang-format off
 typedef enum {
     NORM1_WEIGHT, NORM1_BIAS,
     Q_WEIGHT, K_WEIGHT, V_WEIGHT, Q_BIAS, K_BIAS, V_BIAS, Q_NORM, K_NORM, O_WEIGHT, O_BIAS, // attention
-    IN_QKV_WEIGHT, IN_Z_WEIGHT, IN_B_WEIGHT, IN_A_WEIGHT, CONV_WEIGHT, DT_BIAS, A_LOG, GATED_NORM, OUT_WEIGHT, // linear
+    IN_QKV_WEIGHT, IN_K_WEIGHT, IN_V_WEIGHT, // linear; of q alone if the family names IN_K_WEIGHT
+    IN_Z_WEIGHT, IN_B_WEIGHT, IN_A_WEIGHT, CONV_WEIGHT, DT_BIAS, A_LOG, GATED_NORM, OUT_WEIGHT, // linear
     POST_NORM1,
     NORM2_WEIGHT, NORM2_BIAS,
     GATE_WEIGHT, UP_WEIGHT, GATE_BIAS, UP_BIAS, DOWN_WEIGHT, DOWN_BIAS, // dense MLP
@@ -71,6 +72,7 @@ typedef struct {
     int norm_offset;        // norms multiply by 1 + w
     int no_pre_norms;       // no norm before attention and MLP, which read the residual stream directly
     int post_norms;         // norms after attention and MLP, before the residual addition
+    int linear_pre_norms;   // layers of linear attention have the norms before their branches instead
     int scaled_embeddings;  // embeddings are multiplied by sqrt(hidden_size)
     int head_gates;         // attention's output has a gate for each head, from a projection of its own
     int gated_attention;    // attention gates its output, by half of q_proj
@@ -91,6 +93,7 @@ typedef struct {
     int plain_rope;         // rotary positions cannot be scaled
     int outer_norms;        // embeddings pass an RMSNorm without weight; the final norm lacks the layers' offset
     int fused_heads;        // files fuse linear attention's inputs head by head (fused_rows)
+    double gated_norm_eps;  // epsilon of linear attention's gated norm; 0: that of the other norms
     TensorNames names;
 } Family;
 
@@ -101,15 +104,18 @@ static int family_has_linear(const Family *family) { return strchr(family->layer
 static int family_has_convolution(const Family *family) { return strchr(family->layer_types, 'c') != NULL; }
 
 // clang-format off
-#define NO_LINEAR_NAMES NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
-#define LINEAR_NAMES "linear_attn.in_proj_qkv.weight", "linear_attn.in_proj_z.weight",                               \
+#define NO_LINEAR_NAMES NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+#define LINEAR_NAMES "linear_attn.in_proj_qkv.weight", NULL, NULL, "linear_attn.in_proj_z.weight",                   \
     "linear_attn.in_proj_b.weight", "linear_attn.in_proj_a.weight", "linear_attn.conv1d.weight",                    \
     "linear_attn.dt_bias", "linear_attn.A_log", "linear_attn.norm.weight", "linear_attn.out_proj.weight"
-#define FUSED_LINEAR_NAMES "linear_attn.in_proj_qkvz.weight", NULL, "linear_attn.in_proj_ba.weight", NULL,            \
+#define FUSED_LINEAR_NAMES "linear_attn.in_proj_qkvz.weight", NULL, NULL, NULL, "linear_attn.in_proj_ba.weight", NULL, \
     "linear_attn.conv1d.weight", "linear_attn.dt_bias", "linear_attn.A_log", "linear_attn.norm.weight",               \
     "linear_attn.out_proj.weight"
-#define CONVOLUTION_NAMES "conv.in_proj.weight", NULL, NULL, NULL, "conv.conv.weight", NULL, NULL, NULL,               \
+#define CONVOLUTION_NAMES "conv.in_proj.weight", NULL, NULL, NULL, NULL, NULL, "conv.conv.weight", NULL, NULL, NULL,   \
     "conv.out_proj.weight"
+#define OLMO_LINEAR_NAMES "linear_attn.q_proj.weight", "linear_attn.k_proj.weight", "linear_attn.v_proj.weight",       \
+    "linear_attn.g_proj.weight", "linear_attn.b_proj.weight", "linear_attn.a_proj.weight", "linear_attn.conv1d.weight", \
+    "linear_attn.dt_bias", "linear_attn.A_log", "linear_attn.o_norm.weight", "linear_attn.o_proj.weight"
 // Argument: the names of QK-norm
 #define ATTENTION_NORM_NAMES(...) "self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight",     \
     "self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias", __VA_ARGS__,                            \
@@ -229,6 +235,17 @@ static const Family families[] = {
      .layer_types = "s", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qk_norm = QK_NORM_WHOLE,
      .no_pre_norms = 1, .post_norms = 1,
      TENSOR_NAMES(OLMO_LAYER_NAMES)},
+    {.name = "olmo_hybrid", .model_type = "olmo_hybrid", .architecture = "OlmoHybridForCausalLM",
+     .defaults =
+     "vocab_size=100352,hidden_size=3840,intermediate_size=11008,num_hidden_layers=32,num_attention_heads=30,"
+     "max_position_embeddings=65536,rms_norm_eps=1e-6,rope_theta=10000,layer_types=lllf,linear_conv_kernel_dim=4,"
+     "linear_key_head_dim=96,linear_value_head_dim=192,linear_num_key_heads=30,linear_num_value_heads=30,"
+     "linear_allow_neg_eigval=true",
+     .layer_types = "ln", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qk_norm = QK_NORM_WHOLE,
+     .no_pre_norms = 1, .post_norms = 1, .linear_pre_norms = 1, .gated_norm_eps = 1e-5,
+     TENSOR_NAMES({"input_layernorm.weight", NULL, ATTENTION_NAMES, OLMO_LINEAR_NAMES,
+      "post_attention_layernorm.weight", "post_attention_layernorm.weight", NULL, MLP_NAMES, NO_EXPERT_NAMES,
+      "post_feedforward_layernorm.weight"})},
     {.name = "phi3", .model_type = "phi3", .architecture = "Phi3ForCausalLM",
      .defaults =
      "vocab_size=32064,hidden_size=3072,intermediate_size=8192,num_hidden_layers=32,num_attention_heads=32,"
@@ -495,6 +512,7 @@ static const Preset presets[] = {
     {"olmo2-32b", "allenai/OLMo-2-0325-32B", "olmo2", {5120, 27648, 64, 40, 8}, OLMO2},
     {"olmo3-7b", "allenai/Olmo-3-1025-7B", "olmo3", {0}, OLMO3},
     {"olmo3-32b", "allenai/Olmo-3-1125-32B", "olmo3", {5120, 27648, 64, 40, 8}, OLMO3},
+    {"olmo-hybrid-7b", "allenai/Olmo-Hybrid-7B", "olmo_hybrid", {0}, "layer_types=llln"},
     {"phi3-mini-4k", "microsoft/Phi-3-mini-4k-instruct", "phi3", {0}, "sliding_window=2047"},
     {"phi3-medium-4k", "microsoft/Phi-3-medium-4k-instruct", "phi3", {5120, 17920, 40, 40, 10}, "sliding_window=2047"},
     {"phi4", "microsoft/phi-4", "phi3", {5120, 17920, 40, 40, 10}, PHI4},

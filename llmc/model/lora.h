@@ -55,11 +55,12 @@ static const LayerTensor lora_tensors[] = {
     Q_WEIGHT, K_WEIGHT, V_WEIGHT, O_WEIGHT, IN_QKV_WEIGHT, IN_Z_WEIGHT, IN_B_WEIGHT, IN_A_WEIGHT, OUT_WEIGHT,
     GATE_WEIGHT, UP_WEIGHT, DOWN_WEIGHT,
     ROUTER_WEIGHT, SHARED_SCALE_WEIGHT, SHARED_GATE_WEIGHT, SHARED_UP_WEIGHT, SHARED_DOWN_WEIGHT, EXPERTS_GATE_UP,
-    EXPERTS_DOWN, INPUT_GATE, INPUT_OUT, OUTPUT_GATE,
+    EXPERTS_DOWN, INPUT_GATE, INPUT_OUT, OUTPUT_GATE, IN_K_WEIGHT, IN_V_WEIGHT,
 };
 // clang-format on
 #define LORA_TENSORS (sizeof(lora_tensors) / sizeof(lora_tensors[0]))
-// How many of lora_tensors count in lora_key: in a family without experts, with experts, with own inputs of layers
+// How many of lora_tensors count in lora_key: in a family without experts, with experts, with own inputs of layers; all
+// in a family that names IN_K_WEIGHT
 enum { LORA_DENSE_TENSORS = 12, LORA_EXPERT_TENSORS = 19, LORA_INPUT_TENSORS = 21 };
 
 static int lora_is_stack(LayerTensor tensor) { return tensor == EXPERTS_GATE_UP || tensor == EXPERTS_DOWN; }
@@ -159,12 +160,13 @@ static unsigned lora_usual_modules(const Config *c) {
 static unsigned lora_modules(const Family *family, const char *targets, const char *what, int code) {
     unsigned all = 0, chosen = 0;
     const char *module;
-    char known[256] = "";
+    char known[384] = "";
     for (size_t i = 0; (module = lora_module(family, i)) != NULL; i++) {
         const LayerTensor tensor = lora_tensor(family, i);
         const int gate = family->names.layer[OUTPUT_GATE] && (tensor == GATE_WEIGHT || tensor == OUTPUT_GATE);
+        const int mixer = family->names.layer[IN_K_WEIGHT] && tensor <= OUT_WEIGHT;
         // the model has two modules with this end
-        const int whole = family->conv1d || (family->experts_beside && tensor >= ROUTER_WEIGHT) || gate;
+        const int whole = family->conv1d || (family->experts_beside && tensor >= ROUTER_WEIGHT) || gate || mixer;
         const char *end = whole ? NULL : lora_is_parameter(family, tensor) ? strchr(module, '.') : strrchr(module, '.');
         all |= 1u << i;
         snprintf(known + strlen(known), sizeof(known) - strlen(known), "%s%s", i ? ", " : "", end ? end + 1 : module);
@@ -374,9 +376,10 @@ static uint64_t lora_key(const Lora *lora) {
     const uint64_t key = checksum_of(1, &scale, sizeof(scale));
     const size_t L = lora->table.config.num_hidden_layers;
     const Family *family = lora->table.config.family;
-    const size_t row = sizeof(LoraModule) * (family->names.layer[INPUT_GATE] ? (size_t)LORA_INPUT_TENSORS
-                                             : family->router                ? (size_t)LORA_EXPERT_TENSORS
-                                                                             : (size_t)LORA_DENSE_TENSORS);
+    const size_t row = sizeof(LoraModule) * (family->names.layer[IN_K_WEIGHT]  ? LORA_TENSORS
+                                             : family->names.layer[INPUT_GATE] ? (size_t)LORA_INPUT_TENSORS
+                                             : family->router                  ? (size_t)LORA_EXPERT_TENSORS
+                                                                               : (size_t)LORA_DENSE_TENSORS);
     Checksum sum = {{0, 0}};
     for (size_t l = 0; lora->each && l < L; l++) checksum_add(&sum, l * row, &lora->each[l * LORA_TENSORS], row);
     const uint64_t layers = lora->each ? checksum_value(key, &sum, L * row) : key;

@@ -158,20 +158,23 @@ static TensorShape layer_tensor_shape(const Config *c, unsigned form, LayerTenso
     const size_t C = c->hidden_size, HD = head_dim_of(c, form), q = c->num_attention_heads * HD;
     const size_t FF = intermediate_size_of(c, form), kv = form & FORM_BORROWS ? 0 : key_value_heads_of(c, form) * HD;
     const size_t values_too = values_are_keys(c, form) ? 0 : kv;
-    const size_t gated = family->activation == ACTIVATION_GELU ? 0 : FF, post_norm = family->post_norms ? C : 0;
-    const size_t layer_norm = family->norm == NORM_LAYER ? C : 0, pre_norm = family->no_pre_norms ? 0 : C;
+    const int pre_norms = form & FORM_LINEAR && family->linear_pre_norms; // and no norms after branches
+    const size_t gated = family->activation == ACTIVATION_GELU ? 0 : FF;
+    const size_t post_norm = family->post_norms && !pre_norms ? C : 0;
+    const size_t layer_norm = family->norm == NORM_LAYER ? C : 0, pre_norm = family->no_pre_norms && !pre_norms ? 0 : C;
     const QkNorm qk_norm = config_qk_norm(c);
     const size_t head_norm = qk_norm && qk_norm != QK_NORM_BARE ? HD : 0, whole = qk_norm == QK_NORM_WHOLE;
     const size_t qkv_bias = family->biases || family->qkv_bias || c->attention_bias;
     const size_t o_bias = family->biases || (c->attention_bias && !family->no_output_bias);
     const size_t mlp_bias = family->biases || c->mlp_bias;
     const size_t W = linear_channels(c), HV = c->linear_num_value_heads, values = HV * c->linear_value_head_dim;
+    const size_t apart = family->names.layer[IN_K_WEIGHT] != NULL, keys = (W - values) / 2;
     const size_t E = c->num_experts, I = c->moe_intermediate_size, shared = c->shared_expert_intermediate_size;
     const size_t biased = family->expert_biases, beside = family->experts_beside, P = c->hidden_size_per_layer_input;
     const int late = tensor == SINKS || tensor == OUTPUT_GATE; // of attention, after the MLP in memory
     const int attention = (tensor >= Q_WEIGHT && tensor <= O_BIAS) || late;
     const int linear = tensor >= IN_QKV_WEIGHT && tensor <= OUT_WEIGHT;
-    const int rule = linear && tensor != IN_QKV_WEIGHT && tensor != CONV_WEIGHT && tensor != OUT_WEIGHT;
+    const int rule = linear && tensor > IN_V_WEIGHT && tensor != CONV_WEIGHT && tensor != OUT_WEIGHT;
     const int mixer = tensor <= POST_NORM1 || late, mlp = !mixer && tensor < INPUT_TABLE;
     const int dense = tensor >= GATE_WEIGHT && tensor <= DOWN_BIAS && !beside;
     const int experts =
@@ -191,7 +194,8 @@ static TensorShape layer_tensor_shape(const Config *c, unsigned form, LayerTenso
         {ROLE_BIAS, kv * qkv_bias, 0, 0}, {ROLE_BIAS, values_too * qkv_bias, 0, 0},
         {ROLE_NORM, whole ? q : head_norm, 0, 0}, {ROLE_NORM, whole || !kv ? kv : head_norm, 0, 0},
         {ROLE_LINEAR, C, q, 0}, {ROLE_BIAS, C * o_bias, 0, 0},
-        {ROLE_LINEAR, form & FORM_CONVOLUTION ? 3 * W : W, C, 0}, {ROLE_LINEAR, values, C, 0}, {ROLE_LINEAR, HV, C, 0}, {ROLE_LINEAR, HV, C, 0},
+        {ROLE_LINEAR, form & FORM_CONVOLUTION ? 3 * W : apart ? keys : W, C, 0}, {ROLE_LINEAR, apart * keys, C, 0}, {ROLE_LINEAR, apart * values, C, 0},
+        {ROLE_LINEAR, values, C, 0}, {ROLE_LINEAR, HV, C, 0}, {ROLE_LINEAR, HV, C, 0},
         {ROLE_CONV, W, c->linear_conv_kernel_dim, 0}, {ROLE_BIAS, HV, 0, 0}, {ROLE_DECAY, HV, 0, 0},
         {ROLE_NORM, c->linear_value_head_dim, 0, 0},
         {ROLE_LINEAR, C, form & FORM_CONVOLUTION ? W : values, 0},

@@ -223,7 +223,7 @@ static void case_gated_norm_backward(const OpShape *s) {
 }
 
 // ---- transfer of a state by a range of tokens: three value heads of an odd width -----------------------------------
-static const DeltaShape odd_shape = {{NULL, 0, 0, 0}, 1, 3, 37, 130, 4, 0, 0, 0};
+static const DeltaShape odd_shape = {{NULL, 0, 0, 0}, 1, 3, 37, 130, 4, 0, 0, 0, 0};
 
 static void case_transfer_begin(const OpShape *s) {
     (void)s;

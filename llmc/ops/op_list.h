@@ -264,8 +264,8 @@ OP(void, conv_backward, (Stored *dx, Summed *dweight, Summed *dcolumns, const St
 OP_SCRATCH(conv_backward_scratch, (const DeltaShape *shape), (shape))
 
 // The gated delta rule. x[n,W]: q, k, v after the convolution; b, a: rows of HV elements, shape->stride apart. Each
-// head's q and k are divided by sqrt(sum of squares + 1e-6), q also by sqrt(K). With beta = 1 / (1 + exp(-b)), decay =
-// exp(-exp(A_log) log(1 + exp(a + dt_bias))), at each token and value head
+// head's q and k are divided by sqrt(sum of squares + 1e-6), q also by sqrt(K). With beta = 1 / (1 + exp(-b)), or twice
+// that (doubled), and decay = exp(-exp(A_log) log(1 + exp(a + dt_bias))), at each token and value head
 //         S = decay S;  S += k (beta (v - S^T k))^T;  out = S^T q
 // state[slots,HV,K,V] = S, Summed; out[n,HV,V]; out NULL: only the state is computed. transfer[HV,K,K] (may be NULL;
 // slot_tokens 0): becomes T transfer, with state after = T * state before + U; T is 0 if a document begins in the call

@@ -108,6 +108,7 @@ typedef struct {
     size_t slot_tokens;  // 0: one state, of the current span; else state i belongs to documents that begin in [i
                          // slot_tokens, (i + 1) slot_tokens)
     int gates;           // 1: a short convolution alone
+    int doubled;         // 1: the rule's beta is 2 s(b), so a token may change a state's sign; 0: s(b)
 } DeltaShape;
 
 enum { CONV_TAPS_MAX = 8, DELTA_BLOCK = 64 }; // DELTA_BLOCK: tokens of a block of the chunked form, for counting FLOPs

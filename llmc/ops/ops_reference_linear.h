@@ -144,7 +144,7 @@ static RuleRow *rule_rows_of(const double *x, const double *b, const double *a, 
             row->v = x + t * delta_channels(shape) + 2 * HK * K + head * shape->V;
             row->q_scale = inverse_length(row->q, K) / sqrt((double)K);
             row->k_scale = inverse_length(row->k, K);
-            row->beta = logistic(b[t * shape->stride + head]);
+            row->beta = (1.0 + shape->doubled) * logistic(b[t * shape->stride + head]);
             row->log_decay = -rate * (fmax(input, 0.0) + log1p(exp(-fabs(input))));
             row->decay = exp(row->log_decay);
             row->slope = -rate * logistic(input);
@@ -232,7 +232,7 @@ static void rule_rows_back(double *dx, double *db, double *da, double *dA_log, d
         const RuleRow *row = &rows[t];
         rule_scale_back(dx + (row->q - x), dqk + t * 2 * K, row->q, row->q_scale, K);
         rule_scale_back(dx + (row->k - x), dqk + t * 2 * K + K, row->k, row->k_scale, K);
-        db[t * shape->stride + head] = row->dbeta * row->beta * (1.0 - row->beta);
+        db[t * shape->stride + head] = row->dbeta * row->beta * (1.0 - row->beta / (1.0 + shape->doubled));
         da[t * shape->stride + head] = row->dlog_decay * row->slope;
         if (dA_log) dA_log[head] += row->dlog_decay * row->log_decay;
         if (ddt_bias) ddt_bias[head] += row->dlog_decay * row->slope;

@@ -67,7 +67,7 @@ static Chunk tail_of_range(const StreamBP *s, size_t half) {
 }
 
 static Linear tail_product(const Visit *v) {
-    Linear product = linear_part(v, IN_QKV_WEIGHT, IN_QKV_WEIGHT, IN_QKV_WEIGHT);
+    Linear product = linear_part(v, IN_QKV_WEIGHT, IN_QKV_WEIGHT, IN_V_WEIGHT);
     product.stride = product.out;
     return product;
 }
@@ -223,7 +223,7 @@ static void scan_inputs_backward(const Visit *v, Stored *dx, Stored *ddelta_out)
     mixer_gradient_begin(v, &a, dx);
     Stored *dprojected = push_stored(s, SHARE_WORKSPACE, "gradient of linear attention's inputs", v->c.n * d->linear.E);
     delta_backward(v, &a, before, ddelta_out, dprojected);
-    mixer_input_backward(v, &a, linear_part(v, IN_QKV_WEIGHT, IN_QKV_WEIGHT, IN_QKV_WEIGHT), dprojected);
+    mixer_input_backward(v, &a, linear_part(v, IN_QKV_WEIGHT, IN_QKV_WEIGHT, IN_V_WEIGHT), dprojected);
     mixer_input_backward(v, &a, linear_part(v, IN_QKV_WEIGHT, IN_B_WEIGHT, IN_A_WEIGHT),
                          projected_part(v, dprojected, IN_B_WEIGHT));
     mixer_gradient_end(v, &a, dx);

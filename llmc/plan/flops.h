@@ -69,13 +69,14 @@ static int layer_in_ring(const RunSettings *settings, size_t l) {
 }
 
 // Counts the products of tensors first .. last of the layers `chosen` (NULL: all), with their adapters. A token uses k
-// of a layer's experts. lora: may be NULL
-static ProductFlops product_flops(const RunSettings *settings, const Lora *lora, LayerChosen chosen, LayerTensor first,
-                                  LayerTensor last) {
+// of a layer's experts. lora: may be NULL. unless: leaves out layers with this tensor; LAYER_TENSORS: none
+static ProductFlops products_unless(const RunSettings *settings, const Lora *lora, LayerChosen chosen,
+                                    LayerTensor first, LayerTensor last, LayerTensor unless) {
     const Config *c = &settings->model->config;
     ProductFlops sum = {0, 0};
     for (size_t l = 0; l < c->num_hidden_layers; l++) {
         const unsigned form = layer_form(c, l);
+        if (unless != LAYER_TENSORS && layer_tensor_shape(c, form, unless).rows) continue;
         for (int t = first; t <= (int)last && (!chosen || chosen(settings, l)); t++) {
             const TensorShape of = layer_tensor_shape(c, form, (LayerTensor)t);
             const double times = of.experts ? (double)c->num_experts_per_tok : 1;
@@ -91,17 +92,23 @@ static ProductFlops product_flops(const RunSettings *settings, const Lora *lora,
     return sum;
 }
 
+static ProductFlops product_flops(const RunSettings *settings, const Lora *lora, LayerChosen chosen, LayerTensor first,
+                                  LayerTensor last) {
+    return products_unless(settings, lora, chosen, first, last, LAYER_TENSORS);
+}
+
 static ProductFlops all_products_flops(const RunSettings *settings, const Lora *lora, LayerChosen chosen) {
     return product_flops(settings, lora, chosen, NORM1_WEIGHT, INPUT_NORM);
 }
 
 // Counts, per token, the last products of MLPs of the layers `chosen`. Their outputs are the next layers' inputs, so
-// backward does not recompute them.
+// backward does not recompute them, unless a norm after the MLP needs its input.
 static double last_products_flops(const RunSettings *settings, const Lora *lora, LayerChosen chosen) {
-    if (settings->model->config.family->post_norms) return 0; // post norms need their inputs
-    return product_flops(settings, lora, chosen, EXPERTS_DOWN, EXPERTS_DOWN).forward +
-           product_flops(settings, lora, chosen, SHARED_DOWN_WEIGHT, SHARED_DOWN_WEIGHT).forward +
-           product_flops(settings, lora, chosen, DOWN_WEIGHT, DOWN_WEIGHT).forward;
+    static const LayerTensor last[] = {EXPERTS_DOWN, SHARED_DOWN_WEIGHT, DOWN_WEIGHT};
+    double flops = 0;
+    for (size_t i = 0; i < sizeof(last) / sizeof(last[0]); i++)
+        flops += products_unless(settings, lora, chosen, last[i], last[i], POST_NORM2).forward;
+    return flops;
 }
 
 // Counts the products of keys and values before their norms, which backward recomputes in addition, in the layers
@@ -189,7 +196,7 @@ static double flops_scan(const RunSettings *settings, const Lora *lora, const Pa
     const LinearShape d = shapes_of(model).linear;
     const double layers = (double)layers_of_kind(&model->config, LAYER_LINEAR);
     if (layers == 0 || world_sp(settings->world) == 1) return 0;
-    const ProductFlops qkv = product_flops(settings, lora, NULL, IN_QKV_WEIGHT, IN_QKV_WEIGHT);
+    const ProductFlops qkv = product_flops(settings, lora, NULL, IN_QKV_WEIGHT, IN_V_WEIGHT);
     const double inputs = state_inputs_flops(settings, lora, NULL),
                  state = layers * delta_token_flops(model, DELTA_STATE);
     double flops = 2 * 2 * layers * (double)(d.DK * d.S); // the state, or its gradient, passes through both ranges

@@ -21,7 +21,7 @@ typedef struct {
 } Linear;
 
 // Returns the last of linear attention's adjacent projections. A convolution alone has one projection.
-static LayerTensor last_of_inputs(const Layer *layer) { return has_rule(layer) ? IN_A_WEIGHT : IN_QKV_WEIGHT; }
+static LayerTensor last_of_inputs(const Layer *layer) { return has_rule(layer) ? IN_A_WEIGHT : IN_V_WEIGHT; }
 
 static Linear linear_of(const Visit *v, LayerTensor tensor) {
     const Shapes *d = &v->layer->shape;
@@ -71,7 +71,7 @@ typedef struct {
     uint64_t seed;       // seed of the adapter's dropout
 } Adapter;
 
-enum { ADAPTERS_MOST = 4 };
+enum { ADAPTERS_MOST = 6 };
 
 // Finds the adapters of a product; returns their number.
 static size_t adapters_of(const Visit *v, Linear linear, Adapter adapter[ADAPTERS_MOST]) {
@@ -202,6 +202,7 @@ static void product_forward(const Visit *v, Linear linear, Stored *out, const St
     size_t rows = linear.out;
     for (size_t t = linear.weight, column = 0; column < linear.out; t++, column += rows) {
         if (v->w.stored) rows = tensor_rows(v, (int)t);
+        if (!rows) continue; // the layer lacks this tensor
         matrix_forward(v, v->w.offset[t], weight_of(v, (LayerTensor)t), stored_row(s, out, column, 1), x,
                        bias ? stored_row(s, (Stored *)bias, column, 1) : NULL,
                        residual ? stored_row(s, (Stored *)residual, column, 1) : NULL, linear.in, rows, linear.stride);

@@ -12,7 +12,7 @@ optimizer's step.
 // Returns the shape of n tokens of a model. A model without linear attention gets a few small heads, a model without
 // experts a few small experts.
 static OpShape model_shape(const Config *c, size_t n) {
-    const DeltaShape small = {{NULL, 0, 0, 0}, 2, 4, 32, 32, 4, 0, 0, 0};
+    const DeltaShape small = {{NULL, 0, 0, 0}, 2, 4, 32, 32, 4, 0, 0, 0, 0};
     const RouterShape few = {ROUTER_SOFTMAX, 12, 3, 1, 1, 1, 1, 0};
     OpShape s = {0};
     s.n = n, s.C = c->hidden_size, s.V = c->vocab_size, s.FF = c->intermediate_size, s.stride = s.V / 8 * 8 + 8;
@@ -25,7 +25,7 @@ static OpShape model_shape(const Config *c, size_t n) {
     if (c->linear_num_value_heads) {
         s.delta.HK = c->linear_num_key_heads, s.delta.HV = c->linear_num_value_heads;
         s.delta.K = c->linear_key_head_dim, s.delta.V = c->linear_value_head_dim;
-        s.delta.taps = c->linear_conv_kernel_dim;
+        s.delta.taps = c->linear_conv_kernel_dim, s.delta.doubled = c->linear_allow_neg_eigval;
     }
     if (!s.delta.HK) s.delta = small; // short convolutions alone
     s.delta.stride = s.delta.HV * s.delta.V + 8;
@@ -107,7 +107,7 @@ static int op_shape(const char *op, const Config *c, size_t n, size_t i, OpShape
         if (i) s->n = n * s->NH, s->C = s->HD;
     }
     if (!strcmp(kind, "conv") && c->linear_num_value_heads && !c->linear_num_key_heads) {
-        const DeltaShape gated = {{NULL, 0, 0, 0}, 0, s->C, 0, 1, c->linear_conv_kernel_dim, 0, 0, 1};
+        const DeltaShape gated = {{NULL, 0, 0, 0}, 0, s->C, 0, 1, c->linear_conv_kernel_dim, 0, 0, 1, 0};
         s->delta = gated;
     }
     if (!strcmp(kind, "linear") && i < shapes) product_shape(s, i);

@@ -222,7 +222,19 @@ MINISTRAL3 = """{{ bos_token }}{% if messages[0].role == 'system' %}{% set rest 
     {%- if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles have to alternate') }}{% endif %}
     {%- if m.role == 'user' %}{{ '[INST]' + m.content + '[/INST]' }}{% else %}{{ m.content + eos_token }}{% endif %}
 {%- endfor %}"""
+# In the manner of Seed-OSS's: every turn has one end; of Hunyuan's: the head of an answer is the end of a question; of ERNIE's: plain words.
+SEED = EACH.replace("HEAD", "'<seed:bos>' + m.role + '\n' + m.content + '<seed:eos>'").replace("ASK", "'<seed:bos>assistant\n'").replace("ELSE", "")
+HUNYUAN = """{{ bos_token }}{% for m in messages %}
+{%- if m.role == 'system' %}{{ m.content + '<|place3|>' }}{% elif m.role == 'user' %}{{ '<|User|>' + m.content }}
+{%- else %}{{ '<|Assistant|>' + m.content + '<|place2|>' }}{% endif %}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|Assistant|>' }}{% endif %}"""
+ERNIE = """{{ bos_token }}{% for m in messages %}
+{%- if m.role == 'assistant' %}{{ 'Assistant: ' + m.content + eos_token }}{% else %}{{ 'User: ' * (m.role == 'user') + m.content + '\n' }}{% endif %}{% endfor %}
+{%- if add_generation_prompt %}{{ 'Assistant: ' }}{% endif %}"""
 FAMILIES = {
+    "seed_oss": (SEED, "<seed:bos>", "<seed:eos>", ["<seed:bos>", "<seed:eos>"]),
+    "hunyuan": (HUNYUAN, "<s>", "<|place2|>", ["<|place2|>", "<|place3|>", "<|User|>", "<|Assistant|>"]),
+    "ernie4_5": (ERNIE, "<s>", "</s>", []),
     "phi4": (PHI4.replace("ELSE", ""), None, "<|im_end|>", ["<|im_sep|>"]),
     "phi3": (PHI3, "<s>", "<|endoftext|>", ["<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]),
     "phi4-mini": (PHI3.replace("\n", ""), "<|endoftext|>", "<|endoftext|>", ["<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]),

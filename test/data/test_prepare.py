@@ -779,6 +779,13 @@ class Rejections(Tested):
                  "<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n«bye<|endoftext|>»"),
                 ("smollm3", ["CHAT", "CHAT_NEXT"], ["<|im_end|>"], {"first_before": head, "system_before": "", "next_after": "<|im_end|>\n<|im_start|>assistant\n"},
                  head + "Hi<|im_end|>\n«<|im_start|>assistant\nho<|im_end|>\n»<|im_start|>user\nAnd?<|im_end|>\n«<|im_start|>assistant\nbye<|im_end|>\n»"),
+                ("seed_oss", whole, ["<seed:eos>"], {"first_after": "<seed:eos><seed:bos>assistant\n", "next_before": "<seed:eos><seed:bos>user\n"},
+                 "<seed:bos>user\nHi<seed:eos><seed:bos>assistant\n«ho<seed:eos>»<seed:bos>user\nAnd?<seed:eos><seed:bos>assistant\n«bye<seed:eos>»"),
+                ("hunyuan", whole, ["<|place2|>"], {"first_after": "<|Assistant|>", "system_between": "<|place3|><|User|>", "next_before": "<|place2|><|User|>"},
+                 "<s><|User|>Hi<|Assistant|>«ho<|place2|>»<|User|>And?<|Assistant|>«bye<|place2|>»"),
+                ("ernie4_5", whole, ["</s>"], {"first_before": "<s>User: ", "first_after": "\nAssistant: ", "next_before": "</s>User: "},
+                 # tokens that begin in the head, which is plain words, do not count
+                 "~~<s>User: Hi\nAssistant: ho«</s>»User: And?\nAssistant: b«ye</s>»"),
                 ("ministral3", whole, ["</s>"], {"system_before": "<s>[SYSTEM_PROMPT]", "system_between": "[/SYSTEM_PROMPT][INST]", "next_before": "</s>[INST]"},
                  "<s>[SYSTEM_PROMPT]Help.[/SYSTEM_PROMPT][INST]Hi[/INST]«ho</s>»[INST]And?[/INST]«bye</s>»"),
                 ("harmony", whole, ["<|return|>", "<|call|>"], {"first_after": "<|end|><|start|>assistant", "thought_begin": "", "thought_end": "<|end|><|start|>assistant"},

@@ -254,6 +254,8 @@ TEST(configurations_that_are_written) {
         "muse_glimmer,num_hidden_layers=6",
         "muse_glimmer,num_hidden_layers=3,layer_types=sfn,rope_theta=500000,attention_bias=true,post_norm_eps=0.25",
         "muse_glimmer,num_hidden_layers=2,layer_types=nf,rope_type=yarn,factor=4",
+        "olmo_hybrid,num_hidden_layers=3,layer_types=lnn,linear_allow_neg_eigval=false,linear_key_head_dim=40",
+        "olmo_hybrid,num_hidden_layers=2,rope_type=yarn,factor=4,attention_bias=true,linear_conv_kernel_dim=2",
         "qwen3_next,num_experts=6,num_experts_per_tok=2,mlp_only_layers=0+3,norm_topk_prob=false,layer_types=lf",
         "mixtral,sliding_window=9,intermediate_size=20",
         "gpt_oss,num_hidden_layers=3,layer_types=f,attention_bias=false,swiglu_limit=2.5",

@@ -144,6 +144,20 @@ static const Damage changed_texts[] = {
            "layer_types: layer 0 is mamba, but must be full_attention|conv"),
     CONFIG("lfm2", "\"layer_types\": [", "\"full_attn_idxs\": [true], \"other\": [",
            "full_attn_idxs has an entry that is not a layer's number"),
+    CONFIG("olmo_hybrid", "{",
+           "{\"Infinity\": \"\\\"Infinity\", \"x\": [-Infinity, Infinity, {\"__float__\": \"Infinity\"}],", NULL),
+    KEY("olmo_hybrid", "rms_norm_eps", "0.001", "Infinity", "rms_norm_eps=inf is not a number"),
+    KEY("olmo_hybrid", "rms_norm_eps", "0.001", "{\"__float__\": \"Infinity\"}", "rms_norm_eps is an object"),
+    KEY("olmo_hybrid", "rms_norm_eps", "0.001", "Infinit", "is not valid JSON"),
+    CONFIG("olmo_hybrid", "\"full_attention\"", "\"linear_attention\"",
+           "needs layers of linear attention (l) and of full"),
+    KEY("olmo_hybrid", "linear_allow_neg_eigval", "true", "null", "linear_allow_neg_eigval is null"),
+    KEY("olmo_hybrid", "linear_value_head_dim", "7", "6", "model.layers.0.linear_attn.v_proj.weight has shape"),
+    CONFIG("olmo_hybrid", "{", "{\"rope_scaling\": {\"rope_type\": \"linear\", \"factor\": 2.0},",
+           NULL), // hides the null
+    CONFIG("olmo_hybrid", "{", "{\"rope_scaling\": {\"rope_type\": \"linear\", \"factor\": 2.0, \"rope_theta\": null},",
+           NULL),
+    KEY("olmo2", "rope_theta", "500000.0", "null", "rope_theta is null"),
     KEY("ernie4_5", "use_bias", "true", "false, \"attention_bias\": true",
         "does not have these tensors with this config.json: model.layers.0.mlp.down_proj.bias"),
     KEY("phi3", "partial_rotary_factor", "0.75", "0.625", "rotates 5 of head_dim 8 elements"),
@@ -172,10 +186,10 @@ static const Damage changed_texts[] = {
     KEY("llama", "model_type", "\"llama\"", "\"llava\",\"text_config\":{\"model_type\":\"llama\"}",
         "is a model of images or sound and text, which is not supported; save its text model by itself, as "
         "LlamaForCausalLM"),
-    KEY("llama", "model_type", "\"llama\"", "\"olmo_hybrid\",\"layer_types\":[\"linear_attention\"]",
-        "model_type olmo_hybrid, a hybrid with layers of linear attention (Gated DeltaNet), is not in this version; "
-        "families are gpt2, llama, mistral, ministral3, qwen2, qwen3, gemma3, qwen3_5, smollm3, olmo2, olmo3, phi3, "
-        "glm4, granite, seed_oss, hunyuan_v1_dense, ernie4_5, muse_glimmer"),
+    KEY("llama", "model_type", "\"llama\"", "\"kimi_linear\",\"layer_types\":[\"linear_attention\"]",
+        "model_type kimi_linear, a hybrid with layers of linear attention (Gated DeltaNet), is not in this version; "
+        "families are gpt2, llama, mistral, ministral3, qwen2, qwen3, gemma3, qwen3_5, smollm3, olmo2, olmo3, "
+        "olmo_hybrid, phi3, glm4, granite, seed_oss, hunyuan_v1_dense, ernie4_5, muse_glimmer"),
     KEY("llama", "model_type", "\"llama\"", "\"deepseek_v3\",\"n_routed_experts\":8",
         "model_type deepseek_v3, a mixture of experts, is not in this version"),
     // experts: their keys, and tensors of each or of all
@@ -351,7 +365,7 @@ TEST(texts) {
     const DamageSuite suite =
         golden_copies("gpt2 llama llama3 llama-sharded llama-tied qwen2 qwen3 qwen3-yarn mistral gemma3 "
                       "gemma3-linear ministral3 smollm3 olmo2 olmo3 phi3 glm4 granite mistral-full qwen3_moe "
-                      "seed_oss hunyuan_v1_dense ernie4_5 muse_glimmer lfm2 lfm3 lfm2_moe "
+                      "seed_oss hunyuan_v1_dense ernie4_5 muse_glimmer olmo_hybrid lfm2 lfm3 lfm2_moe "
                       "qwen3_moe-fused mixtral glm4_moe gpt_oss gemma4-e");
     expect_damage_found(&suite, changed_texts, COUNT_OF(changed_texts));
 }

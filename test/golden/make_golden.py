@@ -7,6 +7,7 @@ The tests read the committed files; only whoever changes the fixtures runs this.
     python make_golden.py              rewrite every fixture, then check each against an untouched fp32 transformers
     python make_golden.py --check      only check the files that are there
     python make_golden.py --seeds      for each case, search the first seed whose greedy tokens are clear-cut
+    python make_golden.py --bf16       how far off transformers' own gradients in bf16 are, for bounds of tests
 """
 import argparse
 import contextlib
@@ -26,9 +27,9 @@ from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, Ern
                           Gemma4TextConfig, Glm4Config, Glm4MoeConfig, GPT2Config, GptOssConfig, GraniteConfig,
                           HunYuanDenseV1Config, Lfm2Config, Lfm2MoeConfig, Lfm3Config,
                           LlamaConfig, Ministral3Config, MistralConfig, MixtralConfig,
-                          MuseGlimmerConfig, Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config, Qwen3_5MoeTextConfig,
-                          Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig, SeedOssConfig,
-                          SmolLM3Config)
+                          MuseGlimmerConfig, Olmo2Config, Olmo3Config, OlmoHybridConfig, Phi3Config, Qwen2Config,
+                          Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig,
+                          SeedOssConfig, SmolLM3Config)
 
 
 def classes(text):
@@ -42,13 +43,15 @@ NORMS = classes("""llama.LlamaRMSNorm mistral.MistralRMSNorm ministral.Ministral
     qwen2.Qwen2RMSNorm qwen3.Qwen3RMSNorm smollm3.SmolLM3RMSNorm olmo2.Olmo2RMSNorm olmo3.Olmo3RMSNorm phi3.Phi3RMSNorm
     glm4.Glm4RMSNorm qwen3_moe.Qwen3MoeRMSNorm mixtral.MixtralRMSNorm glm4_moe.Glm4MoeRMSNorm granite.GraniteRMSNorm
     gpt_oss.GptOssRMSNorm seed_oss.SeedOssRMSNorm hunyuan_v1_dense.HunYuanDenseV1RMSNorm ernie4_5.Ernie4_5RMSNorm
-    lfm2.Lfm2RMSNorm lfm2_moe.Lfm2MoeRMSNorm lfm3.Lfm3RMSNorm""")
+    lfm2.Lfm2RMSNorm lfm2_moe.Lfm2MoeRMSNorm lfm3.Lfm3RMSNorm
+    olmo_hybrid.OlmoHybridRMSNorm""")
 OFFSET_NORMS = classes("""gemma3.Gemma3RMSNorm qwen3_5.Qwen3_5RMSNorm qwen3_5_moe.Qwen3_5MoeRMSNorm
     qwen3_next.Qwen3NextRMSNorm muse_glimmer.MuseGlimmerTextCenteredRMSNorm""")
 CASTING = classes("""qwen3_5.Qwen3_5GatedDeltaNet qwen3_5_moe.Qwen3_5MoeGatedDeltaNet qwen3_moe.Qwen3MoeTopKRouter
     qwen3_5_moe.Qwen3_5MoeTopKRouter mixtral.MixtralTopKRouter glm4_moe.Glm4MoeTopkRouter gemma4.Gemma4RMSNorm
     gemma4.Gemma4TextRouter ernie4_5.Ernie4_5Attention qwen3_next.Qwen3NextGatedDeltaNet
-    qwen3_next.Qwen3NextTopKRouter muse_glimmer.MuseGlimmerRMSNorm""")
+    qwen3_next.Qwen3NextTopKRouter muse_glimmer.MuseGlimmerRMSNorm
+    olmo_hybrid.OlmoHybridGatedDeltaNet""")
 Glm4MoeTopkRouter, Gemma4TextRouter = classes("glm4_moe.Glm4MoeTopkRouter gemma4.Gemma4TextRouter")
 
 transformers.utils.logging.disable_progress_bar()
@@ -356,6 +359,15 @@ MUSE_GLIMMER = MuseGlimmerConfig(
     out_hidden_size=32, projector_hidden_size=8)
 
 
+# A beta of 0 to 2; norms before the branches of linear layers, after those of the other, which has no rotary positions.
+# Written with a convolution in thirds of 16 channels, not in its 10, 10 and 28.
+OLMO_HYBRID = OlmoHybridConfig(vocab_size=99, hidden_size=32, intermediate_size=36, num_hidden_layers=3, num_attention_heads=4,
+                               num_key_value_heads=2, rms_norm_eps=1e-3, linear_num_key_heads=2, linear_num_value_heads=4,
+                               linear_key_head_dim=5, linear_value_head_dim=7, max_position_embeddings=256,
+                               layer_types=["linear_attention", "full_attention", "linear_attention"],
+                               rope_parameters=dict(rope_type="default", rope_theta=None), **NO_SPECIAL_TOKENS)
+
+
 @dataclass
 class Case:
     name: str                           # the folder
@@ -410,6 +422,7 @@ CASES = [
     Case("ernie4_5", ERNIE4_5, seed=1044),
     Case("muse_glimmer", MUSE_GLIMMER, seed=302),
     Case("lfm2", LFM2, seed=10, config_style=4, pad=40),
+    Case("olmo_hybrid", OLMO_HYBRID, seed=23),
     Case("qwen3_moe", QWEN3_MOE, seed=472, pad=30),
     Case("qwen3_moe-fused", QWEN3_MOE_FUSED, seed=10729, layout="fused"),
     Case("qwen3_5_moe", QWEN3_5_MOE, seed=430, layout="fused"),
@@ -640,6 +653,8 @@ def load_model(folder, dtype, attention=None):
     for name, module in model.named_modules():
         if name.endswith("mlp.gate"):
             module.to(dtype)  # glm4_moe keeps its routers in fp32
+        if dtype == torch.float64 and name.endswith("linear_attn"):
+            module.to(dtype)  # olmo_hybrid keeps A_log in fp32
     return model.eval()  # GPT-2's configuration has dropout
 
 
@@ -911,17 +926,28 @@ def search_seeds(limit=20000):
                 break
 
 
+def bf16_errors():
+    for case in CASES:
+        folder, stream = HERE / case.name, load_file(HERE / case.name / "reference.safetensors")
+        gradients = loss_and_gradients(load_model(folder, torch.bfloat16), stream)[3]
+        expected = {name: stream[f"grad.{name}"].double() for name in gradients}
+        squares = [sum((x[name] - y[name]).square().sum().item() for name in x) for x, y in (
+            (expected, {name: g.double() for name, g in gradients.items()}), (expected, dict.fromkeys(expected, torch.zeros(()))))]
+        print(f"{case.name:14s} bf16 off by {(squares[0] / squares[1]) ** 0.5:.4f}")
+
+
 def main():
     arguments = argparse.ArgumentParser(description="Makes and checks the golden fixtures.")
     arguments.add_argument("--check", action="store_true", help="check the files that are there, write nothing")
     arguments.add_argument("--seeds", action="store_true", help="search seeds with clear-cut greedy tokens")
+    arguments.add_argument("--bf16", action="store_true", help="print the errors of transformers in bf16")
     arguments.add_argument("cases", nargs="*", help="only these folders")
     options = arguments.parse_args()
     torch.set_num_threads(1)  # sums in one order
     if options.cases:
         CASES[:] = [case for case in CASES if case.name in options.cases]
-    if options.seeds:
-        search_seeds()
+    if options.seeds or options.bf16:
+        search_seeds() if options.seeds else bf16_errors()
         return
     if not options.check:
         make_all()

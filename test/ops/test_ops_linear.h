@@ -13,7 +13,7 @@ no "linear" in them: rows of other matrix products (rows.txt) leave them out. Pa
 // 7 tokens: 3 end a document that has 2 earlier tokens; then a document of one token, and one of three.
 static DeltaShape shape_of_seven(void) {
     static const Span span[] = {{0, 2, 5, 0}, {5, 5, 6, 3}, {8, 8, 11, 4}};
-    const DeltaShape shape = {{span, 3, 0, 0.0}, 2, 4, 3, 2, 4, 23, 0, 0};
+    const DeltaShape shape = {{span, 3, 0, 0.0}, 2, 4, 3, 2, 4, 23, 0, 0, 1};
     return shape;
 }
 enum { SEVEN_W = 2 * 2 * 3 + 4 * 2, SEVEN_STATE = 4 * 3 * 2, SEVEN_STRIDE = 23 };
@@ -191,7 +191,7 @@ static const struct {
                    {0, {191}}};
 
 static DeltaShape shape_of_case(Span *span, size_t spans, size_t HK, size_t HV, size_t K, size_t V, size_t taps) {
-    DeltaShape shape = {{NULL, 0, 0, 0.0}, HK, HV, K, V, taps, 0, 0, 0};
+    DeltaShape shape = {{NULL, 0, 0, 0.0}, HK, HV, K, V, taps, 0, 0, 0, spans % 2};
     shape.spans = documents_of(span, spans_cases[spans].lengths, spans_cases[spans].before);
     shape.stride = delta_channels(&shape) + (spans % 3 ? HV * V + 2 * HV : spans % 2);
     return shape;
@@ -311,7 +311,8 @@ TEST(delta_of_slots) {
     static const size_t heads[][4] = {{1, 2, 16, 8}, {2, 2, 3, 17}, {1, 1, 64, 33}};
     for (size_t s = 0; s < COUNT_OF(in_slots) * COUNT_OF(heads); s++) {
         const size_t *h = heads[s / COUNT_OF(in_slots)];
-        DeltaShape shape = {in_slots[s % COUNT_OF(in_slots)], h[0], h[1], h[2], h[3], s % 2 ? 4 : 2, 0, 100, 0};
+        DeltaShape shape = {
+            in_slots[s % COUNT_OF(in_slots)], h[0], h[1], h[2], h[3], s % 2 ? 4 : 2, 0, 100, 0, s % 3 == 0};
         shape.stride = delta_channels(&shape) + s;
         conv_forward_case(&shape);
         delta_forward_case(&shape, GATES_USUAL, s % 5 ? DELTA_OUT : 0, delta_slack(&shape));

@@ -9,10 +9,12 @@ run as two replicas of two.
 #include "test/base/testing.h"
 #include "test/streambp/rank_runs.h"
 
-// In fp32 norms without weights, of muse_glimmer, differ most: by 1.1e-5.
-static double bound(int adapters) {
+// muse_glimmer in fp32 may differ twice as much as other families, measured 1.1e-5: its norms without weights divide
+// queries, keys and embeddings by lengths that are small for some tokens of the tiny model.
+static double bound(const Case *c) {
+    const double usual = c->tiny.model.config.family->qk_norm == QK_NORM_BARE ? 2e-5 : 1e-5;
     return ops_device->stored == DTYPE_FP64   ? 1e-12
-           : ops_device->stored == DTYPE_FP32 ? (adapters ? 1e-4 : 2e-5)
+           : ops_device->stored == DTYPE_FP32 ? (c->tiny.lora.rank ? 1e-4 : usual)
                                               : 0.05;
 }
 
@@ -33,12 +35,13 @@ static const char *const models[] = {
     TINY_HEADS,
     TINY_BESIDE,
     TINY_OWN,
+    TINY_ROTATED,
+    TINY_BARE,
     // linear attention: beside attention, with more value heads than keys; alone, with a convolution longer than parts
     TINY_LLLF ",layer_types=llfl",
     TINY_LINEAR,
     TINY_SHARED,
-    TINY_ROTATED,
-    TINY_BARE,
+    TINY_SHAPES,
 };
 
 static const struct {
@@ -54,7 +57,7 @@ static const struct {
     {2, {30, 34}},
     {7, {9, 9, 1, 8, 9, 11, 2}},
 };
-enum { MODELS = COUNT_OF(models), HYBRIDS_FROM = MODELS - 3, LENGTHS = COUNT_OF(lengths), STREAMS_MOST = 2 };
+enum { MODELS = COUNT_OF(models), HYBRIDS_FROM = MODELS - 4, LENGTHS = COUNT_OF(lengths), STREAMS_MOST = 2 };
 
 static Case case_of(Config config, int lora) {
     Case c = {0};
@@ -104,7 +107,7 @@ static Result run_alone(const Case *c, Method method, size_t chunk, size_t logit
 
 // Some gradients are zero up to rounding: biases of keys, queries that see one key.
 static void expect_same(const Case *c, const Result *found, const Result *expected) {
-    const double allowed = bound(c->tiny.lora.rank > 0), precision = fmax(allowed, 1e-6); // logp is returned as fp32
+    const double allowed = bound(c), precision = fmax(allowed, 1e-6); // logp is returned as fp32
     tiny_expect_same(tiny_table(&c->tiny), found->step, expected->step, allowed, 0.1, 0.03);
     for (size_t i = 0; i < c->batches && i < STREAMS_MOST; i++)
         for (size_t t = 0; found->logp[i] && expected->logp[i] && t < c->batch[i].N; t++) {

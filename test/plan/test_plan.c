@@ -42,6 +42,7 @@ static const char *const models[] = {
     TINY_OLMO ",sliding_window=5",
     TINY_BARE,
     TINY_HYBRID ",num_hidden_layers=5,linear_num_value_heads=6",
+    TINY_SHAPES,
     "qwen3_moe,hidden_size=20,intermediate_size=24,num_hidden_layers=4,num_attention_heads=4,num_key_value_heads=2,"
     "head_dim=8,vocab_size=31,num_experts=6,num_experts_per_tok=2,moe_intermediate_size=12,mlp_only_layers=1",
     "qwen3_5,hidden_size=12,intermediate_size=16,num_hidden_layers=2,num_attention_heads=2,num_key_value_heads=1,head_"

@@ -34,6 +34,7 @@ static const char *const models[] = {
     TINY_SHORT,
     TINY_SHORT3,
     TINY_SHORT ",num_hidden_layers=2,layer_types=c,conv_L_cache=7,tie_word_embeddings=false",
+    TINY_SHAPES,
     // experts: one for each token, weights that do not add up to 1; all of them
     TINY_MIXED,
     TINY_EXPERTS ",num_experts_per_tok=1",

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 
 from checks import GOLDEN, TRAIN, WORK, check, close, train
+from family_trials import family_trials
 from hybrid_trials import trials
 
 import torch
@@ -249,6 +250,28 @@ def mxfp4():
             check(f"mxfp4, every scale: {k}", torch.equal(ours_k.view(torch.int16), theirs.view(torch.int16)))
 
 
+def hybrid_names():
+    """olmo_hybrid: the published names and widths are written, and read as well as transformers' thirds and its names in memory."""
+    source, out = f"{GOLDEN}/olmo_hybrid", f"{WORK}/hybrid-names"
+    expected = {k: p.detach() for k, p in load(source)[0].named_parameters()}
+    convert("--model", source, "--out", out)
+    written = load_file(f"{out}/model.safetensors")
+    widths = [tuple(written[f"model.layers.0.linear_attn.{c}_conv1d.weight"].shape) for c in "qkv"]
+    norms = {k.removeprefix("model.layers.") for k in written if "norm" in k and "layers." in k and "self_attn" not in k}
+    check(f"{out}: widths", widths == [(10, 1, 4), (10, 1, 4), (28, 1, 4)], str(widths))
+    check(f"{out}: norms", norms == {f"{l}.{n}.weight" for l, names in (
+        (0, ("attention_layer_norm", "feedforward_layer_norm", "linear_attn.o_norm")), (1, ("post_attention_layernorm", "post_feedforward_layernorm")),
+        (2, ("attention_layer_norm", "feedforward_layer_norm", "linear_attn.o_norm"))) for n in names}, str(norms))
+    losses = {json.loads(train("bp", "--model", f, "--seq-len", "40", "--json", "--quiet"))["loss"] for f in (source, out)}
+    for name, tensors in (("memory", expected), ("wide", written | {"model.layers.2.linear_attn.k_conv1d.weight": torch.zeros(12, 1, 4)})):
+        shutil.copytree(out, f"{out}-{name}")
+        save_file({k: t.contiguous() for k, t in tensors.items()}, f"{out}-{name}/model.safetensors", metadata={"format": "pt"})
+    losses.add(json.loads(train("bp", "--model", f"{out}-memory", "--seq-len", "40", "--json", "--quiet"))["loss"])
+    check(f"{out}: one loss", len(losses) == 1, str(losses))
+    wide = subprocess.run([TRAIN, "info", f"{out}-wide"], capture_output=True, text=True)
+    check(f"{out}: channels", wide.returncode == 1 and "config.json asks for 48" in wide.stderr, wide.stderr)
+
+
 WHOLE = ("muse_glimmer",)
 LIKE_OTHERS = () if os.environ.get("ALL_CASES") else (
     "qwen3_5-full", "qwen3_5-heads", "qwen3_5-linear", "qwen3_5-one")
@@ -268,6 +291,7 @@ for tied in (True, False):
     hybrid = composite(tied)
 grown("qwen3_5-hub", hybrid)
 mxfp4()
+hybrid_names()
 for name in ("llama", "llama-tied", "gpt2", "glm4_moe"):
     grown(name)
 TEXT = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -317,6 +341,7 @@ for number, (family, keys) in enumerate((
         ("glm4", "head_dim=12,rope_type=yarn,factor=4,original_max_position_embeddings=32"), ("glm4", "attention_bias=false,head_dim=8"),
         ("gemma4", "layer_types=sf,head_dim=8,num_experts=4,num_experts_per_tok=2,moe_intermediate_size=8,hidden_size_per_layer_input=6"),
         ("qwen3_next", f"head_dim=8,layer_types=lf,num_experts=4,num_experts_per_tok=2,moe_intermediate_size=8,mlp_only_layers=1,{LINEAR}"),
+        ("olmo_hybrid", f"layer_types=ln,{LINEAR}"), ("olmo_hybrid", "linear_allow_neg_eigval=false,rope_type=yarn,factor=4"),
         ("seed_oss", "head_dim=8,rope_type=yarn,factor=4"), ("hunyuan_v1_dense", "head_dim=8,rope_type=dynamic,alpha=100,attention_bias=true"),
         ("ernie4_5", "head_dim=8,attention_bias=true"), ("lfm2", "head_dim=8,layer_types=cf"), ("lfm2", "layer_types=c,conv_L_cache=2"),
         ("lfm3", "head_dim=8,layer_types=cs,sliding_window=5,attention_bias=true"), ("lfm2_moe", "layer_types=fc,num_experts=4,num_experts_per_tok=2,moe_intermediate_size=8,num_dense_layers=1"),
@@ -324,4 +349,5 @@ for number, (family, keys) in enumerate((
     random_model(f"{family}-{number}", f"{family},{SMALL},num_key_value_heads=2,{keys}")
 random_model("biases", f"llama,{SMALL},attention_bias=true,mlp_bias=true,rope_theta=123456.7,rms_norm_eps=3e-7")
 trials()
+family_trials()
 close()

@@ -147,8 +147,8 @@ static void delta_open_keys(Delta *d, size_t key, size_t row, size_t tokens, int
 
 static void delta_open_head(Delta *d, size_t head, floatS *P, floatS *D) {
     const size_t at = d->row * d->shape->stride + head;
-    delta_gates(&d->gates, d->b + at, d->a + at, d->shape->stride, d->A_log[head], d->dt_bias[head], d->tokens,
-                d->rows);
+    delta_gates(&d->gates, d->b + at, d->a + at, d->shape->stride, d->A_log[head], d->dt_bias[head],
+                1 + d->shape->doubled, d->tokens, d->rows);
     delta_decays(d->A, P, D, d->gram, d->scores, &d->gates, d->tokens, d->rows);
     delta_scale_rows(d->k_end, d->k, d->gates.to_end, d->rows, d->wide_k);
 }
@@ -255,8 +255,8 @@ static void delta_forward_steps(Delta *d, const DeltaForward *f, const Span *spa
         for (size_t head = first; head < first + f->heads; head++) {
             const size_t at = d->row * d->shape->stride + head;
             floatX *out = f->out ? f->out + (d->row * d->shape->HV + head) * V : NULL;
-            delta_gates(&d->gates, d->b + at, d->a + at, d->shape->stride, d->A_log[head], d->dt_bias[head], 1,
-                        padded_rows(1));
+            delta_gates(&d->gates, d->b + at, d->a + at, d->shape->stride, d->A_log[head], d->dt_bias[head],
+                        1 + d->shape->doubled, 1, padded_rows(1));
             delta_step(f->state + (delta_slot(d->shape, span) * d->shape->HV + head) * K * V, out, d->k, d->q,
                        delta_value_row(d, head), d->gates.beta[0], d->gates.whole, K, V);
             if (transfer)

@@ -250,9 +250,9 @@ static void delta_close_state(floatS *state, const floatS *S, size_t K, size_t V
 typedef struct {
     double c[DELTA_BLOCK];          // sum of log_decay up to the token
     double log_decay[DELTA_BLOCK];  // logarithm of the token's decay
-    double beta_slope[DELTA_BLOCK]; // beta (1 - beta)
+    double beta_slope[DELTA_BLOCK]; // d beta / d b
     double slope[DELTA_BLOCK];      // 1 / (1 + exp(-(a + dt_bias)))
-    floatS beta[DELTA_BLOCK];       // 1 / (1 + exp(-b))
+    floatS beta[DELTA_BLOCK];       // beta_most / (1 + exp(-b))
     floatS from_begin[DELTA_BLOCK]; // exp(c_i): decay since the block's start
     floatS to_end[DELTA_BLOCK];     // exp(c_last - c_i)
     floatS minus_both[DELTA_BLOCK]; // -beta exp(c_i)
@@ -264,7 +264,7 @@ typedef struct {
 #define MOST_LOG_DECAY 1e5
 
 static VECTOR_FUNCTION void delta_gates(DeltaGates *g, const floatX *b, const floatX *a, size_t stride, floatX A_log,
-                                        floatX dt_bias, size_t tokens, size_t rows) {
+                                        floatX dt_bias, double beta_most, size_t tokens, size_t rows) {
     double c = 0;
     g->rate = exp((double)load(A_log));
     for (size_t i = 0; i < rows; i++) {
@@ -273,7 +273,8 @@ static VECTOR_FUNCTION void delta_gates(DeltaGates *g, const floatX *b, const fl
             const double z = (double)load(a[i * stride]) + (double)load(dt_bias), e = exp(-fabs(z));
             const double decay = -g->rate * (log1p(e) + (z > 0 ? z : 0));
             const double y = (double)load(b[i * stride]), f = exp(-fabs(y));
-            g->beta[i] = (floatS)((y > 0 ? 1 : f) / (1 + f)), g->beta_slope[i] = f / ((1 + f) * (1 + f));
+            g->beta[i] = (floatS)(beta_most * (y > 0 ? 1 : f) / (1 + f));
+            g->beta_slope[i] = beta_most * f / ((1 + f) * (1 + f));
             g->slope[i] = (z > 0 ? 1 : e) / (1 + e);
             g->log_decay[i] = decay < -MOST_LOG_DECAY ? -MOST_LOG_DECAY : decay;
             c += g->log_decay[i];

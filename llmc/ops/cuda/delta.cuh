@@ -26,6 +26,7 @@ static DeltaCall delta_call(const Stored *x, const Stored *b, const Stored *a, c
                      channels,
                      shape->stride,
                      shape->slot_tokens,
+                     1.0f + (float)shape->doubled,
                      (const floatX *)x,
                      (const floatX *)b,
                      (const floatX *)a,

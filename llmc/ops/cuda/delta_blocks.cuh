@@ -29,6 +29,7 @@ constexpr unsigned TERMS = sizeof(floatX) == 2 ? 2 : 1;
 // A call, or a part of one
 struct DeltaCall {
     size_t HK, HV, K, V, channels, stride, slot_tokens;
+    float beta_most; // factor of s(b)
     const floatX *x, *b, *a, *A_log, *dt_bias;
     bool packed; // 1: heads of x begin at multiples of 16 bytes
 };
@@ -57,7 +58,7 @@ __device__ inline const floatX *values_of(const DeltaCall &d, size_t row, size_t
 
 // ---- gates ----------------------------------------------------------------------------------------------------------
 struct Gate {
-    float beta, rest;          // s(b), 1 - s(b)
+    float beta, rest;          // beta, 1 - s(b)
     float log_decay, A, slope; // -A softplus(a + dt_bias), A, and the derivative of softplus
 };
 
@@ -65,7 +66,7 @@ __device__ inline Gate gate_of(const DeltaCall &d, size_t row, size_t head) {
     const float z = load(d.a[row * d.stride + head]) + load(d.dt_bias[head]), e = log1pf(expf(-fabsf(z)));
     float one_minus_s;
     Gate gate;
-    gate.beta = sigmoid(load(d.b[row * d.stride + head]), &gate.rest);
+    gate.beta = d.beta_most * sigmoid(load(d.b[row * d.stride + head]), &gate.rest);
     gate.slope = sigmoid(z, &one_minus_s);
     gate.A = expf(load(d.A_log[head]));
     gate.log_decay = -gate.A * (z > 0.0f ? z + e : e);
