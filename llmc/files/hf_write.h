@@ -153,7 +153,7 @@ static int hf_has_forms(const Family *family) { return family_has_linear(family)
 // Opens the weights of the kept folder. A folder of a text model alone may have no weights.
 static void hf_open_like(HfWrite *write, WeightSource *source, QuantType quant) {
     const HfComposite *composite = write->kept ? hf_directory_composite(write->kept) : NULL;
-    if (quant && composite && quant != QUANT_FP8)
+    if (quant && composite && (quant != QUANT_FP8 || source->stored != QUANT_FP8))
         write->text_only = 1; // other parts of a composite model cannot be quantised here
     if (!composite && !(write->kept && hf_has_forms(source->config.family))) return;
     if (write->kept == source->path)
@@ -250,16 +250,27 @@ static void hf_add_parts(HfWrite *write, size_t i, const char *prefix) {
     }
 }
 
-// Adds the codes and scales of a parameter in FP8: tensors to copy, or of merged values.
-static void hf_add_fp8(HfWrite *write, size_t i) {
+// Adds the codes and scales of a parameter in FP8: tensors to copy, of merged values, or of a model that is not in FP8.
+static void hf_add_fp8(HfWrite *write, size_t i, const char *prefix) {
     const WeightSource *source = write->source;
-    write->elements += parameter_elements(&source->model.parameters[i]);
-    for (size_t k = 0; k < 2 * source->records[i].pieces; k++) {
+    const Parameter *p = &source->model.parameters[i];
+    const int keeps = hf_keeps_fp8(&write->codes, i);
+    write->elements += parameter_elements(p);
+    for (size_t k = 0; k < 2 * hf_code_pieces(&write->codes, i); k++) {
         HfTensor *t = &write->tensors[write->count++];
-        t->other = &source->records[i].pair[k], t->from = source, t->bytes = t->other->end - t->other->begin;
+        uint64_t shape[4];
+        char name[HF_NAME];
         t->parameter = i, t->piece = k / 2;
-        t->part = write->codes.copied[i] ? HF_VALUES : k % 2 ? HF_ABSMAX : HF_CODES;
-        snprintf(t->name, sizeof(t->name), "%s", t->other->name);
+        t->part = keeps && write->codes.copied[i] ? HF_VALUES : k % 2 ? HF_ABSMAX : HF_CODES;
+        if (keeps) {
+            t->other = &source->records[i].pair[k], t->from = source, t->bytes = t->other->end - t->other->begin;
+            snprintf(t->name, sizeof(t->name), "%s", t->other->name);
+            continue;
+        }
+        hf_part_shape(&write->codes, i, t->part, shape, &t->dtype);
+        t->bytes = shape[0] * shape[1] * (k % 2 ? sizeof(float) : 1);
+        snprintf(t->name, sizeof(t->name), "%s%s", hf_piece_name(source->config.family, prefix, p, k / 2, name),
+                 k % 2 ? "_scale_inv" : "");
     }
 }
 
@@ -312,7 +323,7 @@ static HfWrite hf_write_prepare(WeightSource *source, const DType *dtype, const 
     for (size_t i = 0; i < count; i++) {
         const char *begin = write.composite ? write.composite->prefix : prefix;
         if (hf_is_coded(&write.codes, i) && quant == QUANT_FP8)
-            hf_add_fp8(&write, i);
+            hf_add_fp8(&write, i, begin);
         else if (hf_is_coded(&write.codes, i))
             hf_add_parts(&write, i, begin);
         else
@@ -481,7 +492,7 @@ static char *hf_edit_quantisation(const HfWrite *write, char *text, size_t *leng
         const char *method = strstr(text + begin, "\"mxfp4\"");
         if (method && method < text + end) return text;
     }
-    if (write->codes.type == QUANT_FP8) return text;
+    if (write->codes.type == QUANT_FP8 && write->source->stored == QUANT_FP8) return text;
     *length = hf_config_without(text, *length, "quantization_config");
     if (!write->codes.format) return text;
     char *value = hf_quantisation_text(&write->codes);
