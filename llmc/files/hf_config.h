@@ -41,6 +41,8 @@ static void hf_read_block(QuantFormat *format, const cJSON *list, const char *pa
     }
 }
 
+#define HF_MODELOPT "hf_quant_config.json" // ModelOpt's quantization_config, in folders whose config.json has none
+
 // Reads FP8 and MXFP8 of quant_method fp8, compressed-tensors and modelopt. A format without block_rows and block has a
 // scale for a tensor, a format with block_rows 1 and no block a scale for a row. Returns type QUANT_NONE for other
 // methods.

@@ -288,6 +288,18 @@ static void hf_add_other(HfWrite *write, const WeightSource *from, const SafeTen
     write->elements += elements;
 }
 
+// Adds the first `count` tensors outside the text model of a folder. Those of FP8 stay in folders in FP8 alone.
+static void hf_add_others(HfWrite *write, const WeightSource *from, size_t count, QuantType quant) {
+    size_t left_out = 0;
+    for (size_t i = 0; i < count; i++)
+        if (quant != QUANT_FP8 && from->stored == QUANT_FP8 && hf_is_of_fp8(from, &from->others.tensors[i]))
+            left_out++;
+        else
+            hf_add_other(write, from, &from->others.tensors[i]);
+    if (left_out)
+        note("%s: %zu tensors of FP8 outside the text model are left out; --to fp8 keeps them", from->path, left_out);
+}
+
 // Prepares writing. dtype: NULL keeps each tensor's type. kept: NULL for the folder of the source, if it has one.
 // text_only: leaves out the parts of a composite model that are not text; with quant they are left out, too. quant,
 // head: see hf_codes_choose
@@ -297,8 +309,7 @@ static HfWrite hf_write_prepare(WeightSource *source, const DType *dtype, const 
     const Family *family = source->config.family;
     char prefix[64] = "";
     HfWrite write = {0};
-    write.source = source, write.text_only = text_only;
-    write.max_shard_size = max_shard_size;
+    write.source = source, write.text_only = text_only, write.max_shard_size = max_shard_size;
     write.kept = kept ? kept : source->transposed ? source->path : NULL;
     if (write.kept) hf_check_kept(&write);
     hf_open_like(&write, source, quant);
@@ -306,16 +317,14 @@ static HfWrite hf_write_prepare(WeightSource *source, const DType *dtype, const 
     write.retype = dtype || kept;
     write.type = dtype ? *dtype : hf_has_forms(family) ? source->places[0].type : source->dtype;
     const WeightSource *const rest = write.like ? write.like : source;
-    const SafeTensors none = {NULL, 0};
-    const SafeTensors *others = write.text_only || (!write.like && quant != QUANT_FP8) ? &none : &rest->others;
-    size_t left_out = 0;
-    size_t most = (quant ? HF_PARTS : 1) * count + others->count + source->config.num_hidden_layers;
+    const size_t others = write.text_only || (!write.like && quant != QUANT_FP8) ? 0 : rest->others.count;
+    size_t most = (quant ? HF_PARTS : 1) * count + others + source->config.num_hidden_layers;
     write.split = family->names.expert[0] != NULL;
     for (size_t i = 0; i < count; i++) {
-        const int fused = write.like && !source_is_in_pieces(write.like, i);
+        const int codes = quant == QUANT_FP8 && source->stored != QUANT_FP8; // of each expert's matrices
+        const int fused = !codes && write.like && !source_is_in_pieces(write.like, i);
         if (!source->model.parameters[i].experts) continue;
-        write.split &= !fused && family->names.expert[0] != NULL,
-            most += 2 * parameter_pieces(family, &source->model.parameters[i]);
+        write.split &= !fused, most += 2 * parameter_pieces(family, &source->model.parameters[i]);
     }
     write.tensors = (HfTensor *)checked_calloc(most, sizeof(HfTensor), "the tensors to be written");
     memcpy(prefix, family->names.layer_prefix, strcspn(family->names.layer_prefix, ".") + 1); // "model."
@@ -330,13 +339,7 @@ static HfWrite hf_write_prepare(WeightSource *source, const DType *dtype, const 
             hf_add_parameter(&write, i, begin, dtype);
     }
     hf_add_constants(&write, write.composite ? write.composite->prefix : prefix, dtype);
-    for (size_t i = 0; i < others->count; i++)
-        if (quant != QUANT_FP8 && rest->stored == QUANT_FP8 && hf_is_of_fp8(rest, &others->tensors[i]))
-            left_out++;
-        else
-            hf_add_other(&write, rest, &others->tensors[i]);
-    if (left_out)
-        note("%s: %zu tensors of FP8 outside the text model are left out; --to fp8 keeps them", rest->path, left_out);
+    hf_add_others(&write, rest, others, quant);
     hf_cut_shards(&write);
     return write;
 }
@@ -553,7 +556,11 @@ static void hf_write(HfWrite *write, const char *path, int replaces) {
     HfKeptFiles kept = {NULL, 0, 0};
     OutputFolder folder;
     double done = 0;
-    if (write->kept) hf_find_kept(&kept, write->kept, "", write->composite != NULL);
+    const int keeps_fp8 = write->codes.type == QUANT_FP8 && write->source->stored == QUANT_FP8;
+    const char *also = write->composite ? keeps_fp8 ? HF_IMAGE_NAMES "|" HF_MODELOPT : HF_IMAGE_NAMES
+                       : keeps_fp8      ? HF_MODELOPT
+                                        : "";
+    if (write->kept) hf_find_kept(&kept, write->kept, "", also);
     folder_open(&folder, path, write->bytes + kept.bytes + count * 1024 + HF_CONFIG_TEXT,
                 write->shards + kept.count + 6, hf_is_written_name, replaces);
     hf_write_config(write, &folder);

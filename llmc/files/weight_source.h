@@ -87,9 +87,10 @@ static void tensor_read_raw(const WeightSource *source, size_t parameter, size_t
     const Parameter *p = &source->model.parameters[parameter];
     if (p->joined && source->transposed) {
         for (size_t done = 0, n; done < count; done += n) {
-            n = min_size(count - done, joined_run(p) - (begin + done) % joined_run(p));
-            input_read(&source->files[place->file], place->offset + (uint64_t)joined_element(p, begin + done) * size,
-                       out + done * size, n * size);
+            const ElementRun run = file_run(p, begin + done);
+            n = min_size(count - done, run.count);
+            input_read(&source->files[place->file], place->offset + (uint64_t)run.at * size, out + done * size,
+                       n * size);
         }
         return;
     }

@@ -47,6 +47,7 @@ typedef struct {
 static void convert_check_fp8(const WeightSource *source, const char *like) {
     const Model *model = &source->model;
     const char *name = NULL;
+    size_t count = 0;
     if (source->stored == QUANT_FP8 && like)
         die_usage("--to fp8 keeps the bytes of an FP8 folder, and takes no --like; leave --like out");
     for (size_t i = 0; i < model->parameter_count && source->stored != QUANT_FP8; i++) {
@@ -57,11 +58,13 @@ static void convert_check_fp8(const WeightSource *source, const char *like) {
                       model->config.family->name, p->name);
         const size_t rows =
             parameter_file_format(quant_format(QUANT_FP8, DTYPE_BF16), model->config.family, p).grid.rows;
-        if ((rows > FP8_BLOCK && rows % FP8_BLOCK) || (p->cols > FP8_BLOCK && p->cols % FP8_BLOCK)) name = p->name;
+        if ((rows > FP8_BLOCK && rows % FP8_BLOCK) || (p->cols > FP8_BLOCK && p->cols % FP8_BLOCK))
+            name = p->name, count++;
     }
-    if (name)
-        note("%s and others end with blocks of fewer than %d rows or columns, which transformers reads wrong", name,
-             FP8_BLOCK);
+    if (count)
+        note("%zu matrices, such as %s, end with blocks of fewer than %d rows or columns, which transformers reads "
+             "wrong",
+             count, name, FP8_BLOCK);
 }
 
 // Writes the model in the chosen format. dtype NULL: the source's dtype
