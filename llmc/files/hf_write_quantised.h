@@ -1,7 +1,7 @@
 /*
 Writes quantised matrices to a Hugging Face folder (hf_quantised.h reads them): their choice, their tensors, and the
 quantization_config by which transformers loads them. Codes in the same format are copied. Other matrices are encoded
-while they are written, one matrix in memory at a time. Merged into an FP8 folder, adapters change only the blocks of
+while they are written, one matrix in memory at a time. Merged into an FP8 folder, adapters change only the blocks in
 which they change a value; all other models are written in FP8 as transformers quantises them, except that blocks at the
 end of a side may be short. Tensors are sorted by type, so a matrix is encoded once for each type among its tensors.
 */
