@@ -419,7 +419,7 @@ static int hf_skips(const cJSON *list, const char *name, const char *path) {
     return 0;
 }
 
-// Returns the format that the folder's config.json, or ModelOpt's own file, gives to its matrices. *root: the object that
+// Returns the format of matrices by the folder's config.json, or by ModelOpt's own file. *root: the object that
 // has quantization_config, itself or in text_config
 static QuantFormat hf_directory_quantised(const char *directory, cJSON **root) {
     char path[PATH_MAX];
