@@ -78,7 +78,8 @@ ROWS += [
 
 
 def experts():
-    """Returns rows of mixtures of experts over a base in 4 bits, with adapters of attention, then also of experts; then rows of all weights, and of Gemma 4."""
+    """Returns rows of mixtures of experts over a base in 4 bits, with adapters of attention, then also of experts; then rows of all weights, of Gemma 4, and of
+    larger models over FP8 and 4 bits."""
     cards = [("24 GiB, host 96 GiB", "--machine rtx4090 --memory-limit 24GiB --host-limit 96GiB", []),
              ("12 GiB, host 64 GiB", "--machine rtx3060 --memory-limit 12GiB --host-limit 64GiB", []),
              ("80 GiB", "--machine h100,host=0 --memory-limit 80GiB --inputs-every 4", [("Unsloth", "gpt-oss-20b", 1, "h100")])]
@@ -100,7 +101,16 @@ def experts():
         (f"{name}, QLoRA of rank 16", "24 GiB, host 128 GiB", f"--init {model} --base nf4 --lora-rank 16 --seq-len {length} --machine rtx4090 "
          "--memory-limit 24GiB --host-limit 128GiB", None, [])
         for name, model, length in (("Gemma 4 31B", "gemma4-31b", "128k"), ("Gemma 4 26B-A4B", "gemma4-26b-a4b", "256k"),
-                                    ("Gemma 4 E4B", "gemma4-e4b", "128k"))]
+                                    ("Gemma 4 E4B", "gemma4-e4b", "128k"))] + [
+        (what * (not card), limits, f"--init {model} --base {base} --lora-rank 16 --seq-len {lengths[card]} {options}", None, [])
+        for what, model, base, host, lengths in (
+            ("Qwen3.8-27B over its FP8, LoRA of rank 16", "qwen3.8-27b", "fp8", 96, ("128k", "64k")),
+            ("Qwen3.8-27B, QLoRA of rank 16", "qwen3.8-27b", "nf4", 96, ("128k", "64k")),
+            ("Qwen3-Next-80B-A3B, QLoRA of rank 16", "qwen3-next-80b-a3b", "nf4", 128, ("256k", "128k")),
+            ("Muse Glimmer 30B, QLoRA of rank 16", "muse-glimmer-30b", "nf4", 128, ("128k", "64k")))
+        for card, (limits, options) in enumerate([
+            (f"24 GiB, host {host} GiB", f"--machine rtx4090 --memory-limit 24GiB --host-limit {host}GiB"),
+            ("80 GiB", "--machine h100,host=0 --memory-limit 80GiB")])]
 
 
 POINTS = [  # ways in the picture: name, options

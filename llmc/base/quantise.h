@@ -18,8 +18,9 @@ to 0; bitsandbytes decodes it to 0 or -0, depending on which of its loops runs.
 fp8 has blocks of rows and columns, as DeepSeek's and Qwen's FP8 folders: a block has `block` columns of grid.block_rows
 rows, and the last block of a side may be shorter. A block as large as the matrix is a scale for a tensor; a block of
 one row is a scale for a row. A stack of matrices has blocks of its own in each matrix. A value is bf16(fp32(code) *
-scale), as transformers decodes. Encoding takes scale = largest magnitude / 448, and the nearest code to value / scale,
-ties to even.
+scale), as transformers decodes. Encoding is that of transformers 5.24: f = (1 / largest magnitude) * 448, scale = 1 /
+f, and the nearest code to value * f, ties to even. Scales in bf16 are rounded, exponents rounded up, and then f = 1 /
+scale. MXFP8 is fp8 with blocks of one row and 32 columns, whose scales are exponents.
 
 A matrix of n elements is one run of bytes, a record (QuantParts). Codes, scales and decoded values equal those of
 bitsandbytes on a CPU, to the last bit. That includes two quirks. The code of a nested scale is looked up in a grid of
@@ -38,7 +39,8 @@ typedef enum { QUANT_NONE, QUANT_NF4, QUANT_FP4, QUANT_MXFP4, QUANT_FP8, QUANT_T
 // Blocks of fp8, in matrices [rows, cols] that follow each other
 typedef struct {
     size_t rows, cols, block_rows;
-    DType scales; // type of the scales in files: fp32, bf16, or int8 for exponents e8m0. In memory they are fp32
+    DType scales;     // type of the scales in files: fp32, bf16, or int8 for exponents e8m0. In memory they are fp32
+    size_t file_rows; // rows of a block in files: more than block_rows where memory has rows in another order
 } QuantGrid;
 
 typedef struct {
@@ -55,6 +57,7 @@ enum {
     QUANT_BLOCK_LEAST = 32,
     QUANT_BLOCK_MOST = 4096,
     MXFP4_BLOCK = 32,
+    MXFP8_BLOCK = 32,
     FP8_BLOCK = 128
 };
 enum { MXFP4_SCALE_MOST = 252 }; // greatest scale byte: 6 * 2^(252 - 127) is finite
@@ -97,7 +100,7 @@ static const uint8_t quant_order[QUANT_MXFP4][16] = {
 // Returns the format in which we quantise matrices. rounding: their type. Values of mxfp4 are exact in bf16.
 static QuantFormat quant_format(QuantType type, DType rounding) {
     const QuantFormat mxfp4 = {type, 0, MXFP4_BLOCK, DTYPE_BF16, {0}};
-    const QuantFormat fp8 = {type, 0, FP8_BLOCK, DTYPE_BF16, {0, 0, FP8_BLOCK, DTYPE_FP32}};
+    const QuantFormat fp8 = {type, 0, FP8_BLOCK, DTYPE_BF16, {0, 0, FP8_BLOCK, DTYPE_FP32, FP8_BLOCK}};
     const QuantFormat nested = {type, 1, QUANT_BLOCK, rounding == DTYPE_FP64 ? DTYPE_FP32 : rounding, {0}};
     return type == QUANT_MXFP4 ? mxfp4 : type == QUANT_FP8 ? fp8 : nested;
 }
@@ -108,6 +111,7 @@ static QuantFormat quant_on(QuantFormat f, size_t rows, size_t cols) {
     f.grid.rows = rows, f.grid.cols = cols;
     if (!f.grid.block_rows) f.grid.block_rows = rows;
     if (!f.block) f.block = cols;
+    f.grid.file_rows = f.grid.block_rows;
     return f;
 }
 
@@ -345,12 +349,15 @@ static uint8_t quant_fp8_code(float value) {
 }
 
 // Returns the scale of a block with this largest magnitude, in the type of the files' scales. A block of zeros has 1.
-static float quant_fp8_scale(float most, DType type) {
-    float scale = most / 448;
+// *factor: by what its values are multiplied
+static float quant_fp8_scale(float most, DType type, float *factor) {
     int exponent;
+    *factor = most > 0 ? 1 / most * 448 : 1; // torch divides a number by a tensor so
+    float scale = fmaxf(1 / *factor, 0x1p-126f);
     if (type == DTYPE_BF16) scale = bf16_to_float(float_to_bf16(scale));
     if (type == DTYPE_INT8) scale = ldexpf(1, frexpf(scale, &exponent) == 0.5f ? exponent - 1 : exponent);
-    return scale > 0x1p-126f ? scale : most > 0 ? 0x1p-126f : 1;
+    if (type != DTYPE_FP32 || scale == 0x1p-126f) *factor = 1 / scale;
+    return scale;
 }
 
 // A record in the making: call begin, then encode all its blocks in any order, then call end. fp8 takes two passes over
@@ -359,7 +366,8 @@ typedef struct {
     uint8_t *record;
     QuantFormat format;
     QuantParts parts;
-    float *scale; // [blocks]
+    float *scale;  // [blocks]
+    float *factor; // [blocks] of fp8: see quant_fp8_scale
     size_t n;
     int pass;
     const uint8_t *was; // fp8: a record whose blocks are copied if no value of theirs changes; or NULL
@@ -369,7 +377,8 @@ typedef struct {
 static int quant_passes(QuantType type) { return type == QUANT_FP8 ? 2 : 1; }
 
 static QuantEncoder quant_encode_begin(uint8_t *record, QuantFormat f, size_t n) {
-    QuantEncoder e = {record, f, quant_parts(f, n), NULL, n, 0, NULL, NULL};
+    QuantEncoder e = {record, f, quant_parts(f, n), NULL, NULL, n, 0, NULL, NULL};
+    if (f.type == QUANT_FP8) e.factor = (float *)checked_calloc(e.parts.blocks, sizeof(float), "scales of a matrix");
     e.scale = f.nested ? (float *)checked_calloc(e.parts.blocks, sizeof(float), "scales of a matrix")
                        : (float *)(void *)(record + e.parts.scales);
     memset(record + e.parts.scale_codes - 16, 0, e.parts.bytes - e.parts.scale_codes + 16);
@@ -394,7 +403,7 @@ static void quant_fp8_part(const QuantEncoder *e, const float *x, size_t at, siz
     } else if (e->was && !e->changed[b]) {
         memcpy(e->record + at, e->was + at, n);
     } else {
-        for (size_t i = 0; i < n; i++) e->record[at + i] = quant_fp8_code(x[i] / e->scale[b]);
+        for (size_t i = 0; i < n; i++) e->record[at + i] = quant_fp8_code(x[i] * e->factor[b]);
     }
 }
 
@@ -404,7 +413,7 @@ static void quant_fp8_turn(QuantEncoder *e) {
         if (e->was && !e->changed[b])
             memcpy(&e->scale[b], e->was + e->parts.scales + b * sizeof(float), sizeof(float));
         else
-            e->scale[b] = quant_fp8_scale(e->scale[b], e->format.grid.scales);
+            e->scale[b] = quant_fp8_scale(e->scale[b], e->format.grid.scales, &e->factor[b]);
     e->pass = 1;
 }
 
@@ -436,6 +445,7 @@ static void quant_encode_part(const QuantEncoder *e, const float *in, size_t beg
 }
 
 static void quant_encode_end(QuantEncoder *e) {
+    free(e->factor);
     if (!e->format.nested) return;
     quant_encode_scales(e->record, &e->parts, e->scale);
     free(e->scale);

@@ -20,21 +20,11 @@ static void gradients_write_transposed(const OutputFile *output, uint64_t at, co
     }
 }
 
-// Writes elements [begin, begin + n) of a matrix to the tensor that joins all layers in the file, from byte `at` on.
-static void gradients_write_joined(const OutputFile *output, uint64_t at, const Parameter *p, size_t begin, size_t n,
-                                   const float *values) {
+// Writes elements [begin, begin + n) of a parameter that is not transposed, whose tensor begins at byte `at`.
+static void gradients_write_runs(const OutputFile *output, uint64_t at, const Parameter *p, size_t begin, size_t n,
+                                 const float *values) {
     for (size_t done = 0, part; done < n; done += part) {
-        part = min_size(n - done, joined_run(p) - (begin + done) % joined_run(p));
-        output_write(output, at + (uint64_t)joined_element(p, begin + done) * sizeof(float), values + done,
-                     part * sizeof(float));
-    }
-}
-
-// Writes elements [begin, begin + n) of a parameter whose rows the file fuses, from byte `at` on.
-static void gradients_write_fused(const OutputFile *output, uint64_t at, const Parameter *p, size_t begin, size_t n,
-                                  const float *values) {
-    for (size_t done = 0, part; done < n; done += part) {
-        const ElementRun run = fused_run(p, begin + done, 1);
+        const ElementRun run = file_run(p, begin + done);
         part = min_size(n - done, run.count);
         output_write(output, at + (uint64_t)run.at * sizeof(float), values + done, part * sizeof(float));
     }
@@ -122,13 +112,9 @@ static void gradients_write(const char *path, const char *globs, const Model *mo
         const float *values = (const float *)slab_from_device(&s, ops, device_gradients, stored, DTYPE_FP32);
         if (p->transposed)
             gradients_write_transposed(&output, at, p, s.begin, s.count, values);
-        else if (p->fused.groups)
-            gradients_write_fused(&output, at, p, s.begin, s.count, values);
-        else if (p->joined)
-            gradients_write_joined(&output, p->part ? joined[p->role == ROLE_EMBEDDING] : at, p, s.begin, s.count,
-                                   values);
         else
-            output_write(&output, at + (uint64_t)s.begin * sizeof(float), values, s.count * sizeof(float));
+            gradients_write_runs(&output, p->part ? joined[p->role == ROLE_EMBEDDING] : at, p, s.begin, s.count,
+                                 values);
     }
     if (world.rank) output_leave(&output);
     if (world_ranks(world) > 1) dist_barrier(); // all parts are written

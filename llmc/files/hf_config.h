@@ -41,8 +41,11 @@ static void hf_read_block(QuantFormat *format, const cJSON *list, const char *pa
     }
 }
 
-// Reads FP8 of quant_method fp8, compressed-tensors and modelopt. A format without block_rows and block has a scale for
-// a tensor, a format with block_rows 1 and no block a scale for a row. Returns type QUANT_NONE for other methods.
+#define HF_MODELOPT "hf_quant_config.json" // ModelOpt's quantization_config, in folders whose config.json has none
+
+// Reads FP8 and MXFP8 of quant_method fp8, compressed-tensors and modelopt. A format without block_rows and block has a
+// scale for a tensor, a format with block_rows 1 and no block a scale for a row. Returns type QUANT_NONE for other
+// methods.
 static QuantFormat hf_config_fp8(const cJSON *quantised, const char *path) {
     const cJSON *method = json_get(quantised, "quant_method"), *groups = json_get(quantised, "config_groups"), *group;
     const cJSON *fmt = json_get(quantised, "fmt"), *experts = json_get(quantised, "expert_dtype");
@@ -52,11 +55,13 @@ static QuantFormat hf_config_fp8(const cJSON *quantised, const char *path) {
     char value[64];
     if (!own && !json_is(method, "modelopt") && !json_is(method, "compressed-tensors")) return format;
     if (own) kind = fmt && !json_is(fmt, "e4m3") ? fmt : experts && !json_is(experts, "fp8") ? experts : method;
-    int fits = json_is(kind, "fp8") || json_is(kind, "FP8") || json_is(kind, "float-quantized") ||
+    const int micro = json_is(kind, "MXFP8") || json_is(kind, "mxfp8-quantized");
+    int fits = micro || json_is(kind, "fp8") || json_is(kind, "FP8") || json_is(kind, "float-quantized") ||
                json_is(kind, "naive-quantized");
     if (own) format = quant_format(QUANT_FP8, DTYPE_BF16);
     format.type = QUANT_FP8;
-    hf_read_block(&format, json_get(quantised, "weight_block_size"), path);
+    if (micro) format.grid.block_rows = 1, format.block = MXFP8_BLOCK;
+    hf_read_block(&format, cJSON_GetObjectItemCaseSensitive(quantised, "weight_block_size"), path); // null: one block
     cJSON_ArrayForEach(group, groups) {
         const cJSON *weights = json_get(group, "weights"), *bits = json_get(weights, "num_bits");
         fits &= !weights || (json_is(json_get(weights, "type"), "float") && bits && bits->valuedouble == 8);
@@ -65,8 +70,9 @@ static QuantFormat hf_config_fp8(const cJSON *quantised, const char *path) {
             hf_read_block(&format, json_get(weights, "block_structure"), path);
     }
     if (!fits)
-        die("%s: quantization_config (%s, %s): only FP8 in e4m3 is supported of it; take the bf16 model", path,
-            method->valuestring, kind ? json_scalar_text(kind, value, sizeof(value)) : "no format");
+        die("%s: quantization_config (%s, %s): only FP8 and MXFP8 are supported of it; take the bf16 model, with "
+            "--base fp8 or nf4 to quantise it",
+            path, method->valuestring, kind ? json_scalar_text(kind, value, sizeof(value)) : "no format");
     return format;
 }
 

@@ -18,7 +18,7 @@ static const char *const hf_kept_names[] = {
     "vocab.txt", "merges.txt", "tokenizer.model*", "tekken.json", TOKENIZER_NAME, HF_GENERATION, "NOTICE*",
     TEMPLATE_NAME, "chat_template.json", "additional_chat_templates/*.jinja", "LICENSE*", "USE_POLICY*",
 };
-static const char hf_image_names[] = "preprocessor_config.json|video_preprocessor_config.json|processor_config.json";
+#define HF_IMAGE_NAMES "preprocessor_config.json|video_preprocessor_config.json|processor_config.json"
 // clang-format on
 
 static int hf_is_kept_name(const char *name) {
@@ -30,7 +30,7 @@ static int hf_is_kept_name(const char *name) {
 // Tells whether we write files of this name, so that a half-written folder with it is ours.
 static int hf_is_written_name(const char *name) {
     return hf_is_kept_name(name) || text_is_one_of(name, "config.json|README.md|additional_chat_templates") ||
-           text_is_one_of(name, hf_image_names) || fnmatch("model*.safetensors*", name, 0) == 0;
+           text_is_one_of(name, HF_IMAGE_NAMES "|" HF_MODELOPT) || fnmatch("model*.safetensors*", name, 0) == 0;
 }
 
 typedef struct {
@@ -56,9 +56,8 @@ static void hf_add_kept(HfKeptFiles *kept, const char *name) {
     snprintf(kept->names[kept->count++], sizeof(*kept->names), "%s", name);
 }
 
-// Adds the model's small files in a folder to *kept. within: "" or "SUBFOLDER/". images: also files that prepare images
-// and video
-static void hf_find_kept(HfKeptFiles *kept, const char *folder, const char *within, int images) {
+// Adds the model's small files in a folder to *kept. within: "" or "SUBFOLDER/". also: further names "a|b", or ""
+static void hf_find_kept(HfKeptFiles *kept, const char *folder, const char *within, const char *also) {
     char path[PATH_MAX], name[256];
     const struct dirent *entry;
     path_join(path, folder, within);
@@ -68,8 +67,8 @@ static void hf_find_kept(HfKeptFiles *kept, const char *folder, const char *with
         struct stat status;
         snprintf(name, sizeof(name), "%s%s", within, entry->d_name);
         path_join(path, folder, name);
-        if (!strcmp(name, "additional_chat_templates")) hf_find_kept(kept, folder, "additional_chat_templates/", 0);
-        if (!hf_is_kept_name(name) && !(images && text_is_one_of(name, hf_image_names))) continue;
+        if (!strcmp(name, "additional_chat_templates")) hf_find_kept(kept, folder, "additional_chat_templates/", "");
+        if (!hf_is_kept_name(name) && !text_is_one_of(name, also)) continue;
         if ((stat(path, &status) == 0 && S_ISDIR(status.st_mode))) continue;
         if (stat(path, &status) != 0)
             die("%s: this file of the model cannot be read: %s; put it there or remove the link", path,

@@ -147,10 +147,11 @@ static QuantFormat hf_state_read(const HfQuantised *h, const Parameter *p, Quant
 
 // ---- a matrix -------------------------------------------------------------------------------------------------------
 // Tells whether a Hugging Face folder holds this matrix in a type. bitsandbytes quantises only modules, so not a stack
-// of experts; FP8 folders have each expert's matrices. Fused rows, whose codes memory has in another order, are not
-// quantised.
+// of experts; FP8 folders have each expert's matrices. Fused rows, whose codes memory has in another order, are not in
+// 4 bits.
 static int hf_quantises(const Model *model, const Parameter *p, QuantType type, int head) {
-    return parameter_quantises(model, p, type, head) && (type >= QUANT_MXFP4 || !p->experts) && !p->fused.groups;
+    return parameter_quantises(model, p, type, head) && (type >= QUANT_MXFP4 || !p->experts) &&
+           (type == QUANT_FP8 || !p->fused.groups);
 }
 
 // Returns the 4-bit type of a matrix in the files; QUANT_NONE: an ordinary tensor.
@@ -299,9 +300,6 @@ static void hf_take_fp8(WeightSource *source, size_t parameter, const SafeTensor
     const char *path = source->files[codes->file].path;
     const size_t stack = pieces > 1 ? 1 : max_size(p->experts, 1);
     SafeTensor *scales = hf_fp8_scales(source, list, codes);
-    if (p->fused.groups)
-        die("%s: tensor %s is in FP8, which is not supported for fused inputs of linear attention; take the bf16 model",
-            path, codes->name);
     if (p->role != ROLE_LINEAR || p->transposed || p->joined || !p->cols)
         die("%s: tensor %s is in FP8, but is not a matrix of a linear layer; take the bf16 model", path, codes->name);
     if (f.type == QUANT_NONE) f.type = QUANT_FP8, f.block = 0, f.rounding = DTYPE_BF16;
@@ -309,7 +307,7 @@ static void hf_take_fp8(WeightSource *source, size_t parameter, const SafeTensor
     if (!piece) {
         RecordLocation record = {{codes->file, 0, 0}, {codes->begin, 0, 0}, 0, NULL, pieces};
         record.pair = (SafeTensor *)checked_calloc(2 * pieces, sizeof(SafeTensor), "places of matrices in FP8");
-        hf_set_record(source, parameter, f, record);
+        hf_set_record(source, parameter, parameter_memory_format(f, p), record);
     } else if (!source_is_quantised(source, parameter) || source->quant[parameter].block != f.block ||
                source->quant[parameter].grid.block_rows != f.grid.block_rows) {
         die("%s: tensor %s is in FP8 with other blocks than the experts before it, or they are not in FP8; take the "

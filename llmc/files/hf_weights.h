@@ -481,13 +481,22 @@ static int hf_skips(const cJSON *list, const char *name, const char *path) {
     return 0;
 }
 
-// Returns the format that the folder's config.json gives to its matrices.
+// Returns the format of matrices by the folder's config.json, or by ModelOpt's own file. *root: the object that
+// has quantization_config, itself or in text_config
 static QuantFormat hf_directory_quantised(const char *directory, cJSON **root) {
     char path[PATH_MAX];
     path_join(path, directory, "config.json");
     *root = json_read_object(path, HF_CONFIG_MAX);
     const QuantFormat format = hf_config_quantised(*root, path);
-    return format.type != QUANT_NONE ? format : hf_config_quantised(json_get(*root, "text_config"), path);
+    if (format.type != QUANT_NONE) return format;
+    const QuantFormat inner = hf_config_quantised(json_get(*root, "text_config"), path);
+    if (inner.type != QUANT_NONE || !path_found(path, directory, HF_MODELOPT)) return inner;
+    cJSON *file = json_read_object(path, HF_CONFIG_MAX), *own = cJSON_DetachItemFromObject(file, "quantization");
+    cJSON_Delete(*root), cJSON_Delete(file);
+    *root = cJSON_CreateObject();
+    if (cJSON_IsObject(own) && !json_get(own, "quant_method")) cJSON_AddStringToObject(own, "quant_method", "modelopt");
+    cJSON_AddItemToObject(*root, "quantization_config", own);
+    return hf_config_quantised(*root, path);
 }
 
 // Returns format[parameters of the model] by config.json alone, for a plan, which opens no weights; NULL: no matrix is

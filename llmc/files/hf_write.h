@@ -153,7 +153,7 @@ static int hf_has_forms(const Family *family) { return family_has_linear(family)
 // Opens the weights of the kept folder. A folder of a text model alone may have no weights.
 static void hf_open_like(HfWrite *write, WeightSource *source, QuantType quant) {
     const HfComposite *composite = write->kept ? hf_directory_composite(write->kept) : NULL;
-    if (quant && composite && quant != QUANT_FP8)
+    if (quant && composite && (quant != QUANT_FP8 || source->stored != QUANT_FP8))
         write->text_only = 1; // other parts of a composite model cannot be quantised here
     if (!composite && !(write->kept && hf_has_forms(source->config.family))) return;
     if (write->kept == source->path)
@@ -259,16 +259,27 @@ static void hf_add_parts(HfWrite *write, size_t i, const char *prefix) {
     }
 }
 
-// Adds the codes and scales of a parameter in FP8: tensors to copy, or of merged values.
-static void hf_add_fp8(HfWrite *write, size_t i) {
+// Adds the codes and scales of a parameter in FP8: tensors to copy, of merged values, or of a model that is not in FP8.
+static void hf_add_fp8(HfWrite *write, size_t i, const char *prefix) {
     const WeightSource *source = write->source;
-    write->elements += parameter_elements(&source->model.parameters[i]);
-    for (size_t k = 0; k < 2 * source->records[i].pieces; k++) {
+    const Parameter *p = &source->model.parameters[i];
+    const int keeps = hf_keeps_fp8(&write->codes, i);
+    write->elements += parameter_elements(p);
+    for (size_t k = 0; k < 2 * hf_code_pieces(&write->codes, i); k++) {
         HfTensor *t = &write->tensors[write->count++];
-        t->other = &source->records[i].pair[k], t->from = source, t->bytes = t->other->end - t->other->begin;
+        uint64_t shape[4];
+        char name[HF_NAME];
         t->parameter = i, t->piece = k / 2;
-        t->part = write->codes.copied[i] ? HF_VALUES : k % 2 ? HF_ABSMAX : HF_CODES;
-        snprintf(t->name, sizeof(t->name), "%s", t->other->name);
+        t->part = keeps && write->codes.copied[i] ? HF_VALUES : k % 2 ? HF_ABSMAX : HF_CODES;
+        if (keeps) {
+            t->other = &source->records[i].pair[k], t->from = source, t->bytes = t->other->end - t->other->begin;
+            snprintf(t->name, sizeof(t->name), "%s", t->other->name);
+            continue;
+        }
+        hf_part_shape(&write->codes, i, t->part, shape, &t->dtype);
+        t->bytes = shape[0] * shape[1] * (k % 2 ? sizeof(float) : 1);
+        snprintf(t->name, sizeof(t->name), "%s%s", hf_piece_name(source->config.family, prefix, p, k / 2, name),
+                 k % 2 ? "_scale_inv" : "");
     }
 }
 
@@ -286,6 +297,18 @@ static void hf_add_other(HfWrite *write, const WeightSource *from, const SafeTen
     write->elements += elements;
 }
 
+// Adds the first `count` tensors outside the text model of a folder. Those of FP8 stay in folders in FP8 alone.
+static void hf_add_others(HfWrite *write, const WeightSource *from, size_t count, QuantType quant) {
+    size_t left_out = 0;
+    for (size_t i = 0; i < count; i++)
+        if (quant != QUANT_FP8 && from->stored == QUANT_FP8 && hf_is_of_fp8(from, &from->others.tensors[i]))
+            left_out++;
+        else
+            hf_add_other(write, from, &from->others.tensors[i]);
+    if (left_out)
+        note("%s: %zu tensors of FP8 outside the text model are left out; --to fp8 keeps them", from->path, left_out);
+}
+
 // Prepares writing. dtype: NULL keeps each tensor's type. kept: NULL for the folder of the source, if it has one.
 // text_only: leaves out the parts of a composite model that are not text; with quant they are left out, too. quant,
 // head: see hf_codes_choose
@@ -295,8 +318,7 @@ static HfWrite hf_write_prepare(WeightSource *source, const DType *dtype, const 
     const Family *family = source->config.family;
     char prefix[64] = "";
     HfWrite write = {0};
-    write.source = source, write.text_only = text_only;
-    write.max_shard_size = max_shard_size;
+    write.source = source, write.text_only = text_only, write.max_shard_size = max_shard_size;
     write.kept = kept ? kept : source->transposed ? source->path : NULL;
     if (write.kept) hf_check_kept(&write);
     hf_open_like(&write, source, quant);
@@ -304,16 +326,14 @@ static HfWrite hf_write_prepare(WeightSource *source, const DType *dtype, const 
     write.retype = dtype || kept;
     write.type = dtype ? *dtype : hf_has_forms(family) ? source->places[0].type : source->dtype;
     const WeightSource *const rest = write.like ? write.like : source;
-    const SafeTensors none = {NULL, 0};
-    const SafeTensors *others = write.text_only || (!write.like && quant != QUANT_FP8) ? &none : &rest->others;
-    size_t left_out = 0;
-    size_t most = (quant ? HF_PARTS : 1) * count + others->count + 3 * source->config.num_hidden_layers;
+    const size_t others = write.text_only || (!write.like && quant != QUANT_FP8) ? 0 : rest->others.count;
+    size_t most = (quant ? HF_PARTS : 1) * count + others + 3 * source->config.num_hidden_layers;
     write.split = family->names.expert[0] != NULL;
     for (size_t i = 0; i < count; i++) {
-        const int fused = write.like && !source_is_in_pieces(write.like, i);
+        const int codes = quant == QUANT_FP8 && source->stored != QUANT_FP8; // of each expert's matrices
+        const int fused = !codes && write.like && !source_is_in_pieces(write.like, i);
         if (!source->model.parameters[i].experts) continue;
-        write.split &= !fused && family->names.expert[0] != NULL,
-            most += 2 * parameter_pieces(family, &source->model.parameters[i]);
+        write.split &= !fused, most += 2 * parameter_pieces(family, &source->model.parameters[i]);
     }
     write.tensors = (HfTensor *)checked_calloc(most, sizeof(HfTensor), "the tensors to be written");
     memcpy(prefix, family->names.layer_prefix, strcspn(family->names.layer_prefix, ".") + 1); // "model."
@@ -321,20 +341,14 @@ static HfWrite hf_write_prepare(WeightSource *source, const DType *dtype, const 
     for (size_t i = 0; i < count; i++) {
         const char *begin = write.composite ? write.composite->prefix : prefix;
         if (hf_is_coded(&write.codes, i) && quant == QUANT_FP8)
-            hf_add_fp8(&write, i);
+            hf_add_fp8(&write, i, begin);
         else if (hf_is_coded(&write.codes, i))
             hf_add_parts(&write, i, begin);
         else
             hf_add_parameter(&write, i, begin, dtype);
     }
     hf_add_constants(&write, write.composite ? write.composite->prefix : prefix, dtype);
-    for (size_t i = 0; i < others->count; i++)
-        if (quant != QUANT_FP8 && rest->stored == QUANT_FP8 && hf_is_of_fp8(rest, &others->tensors[i]))
-            left_out++;
-        else
-            hf_add_other(&write, rest, &others->tensors[i]);
-    if (left_out)
-        note("%s: %zu tensors of FP8 outside the text model are left out; --to fp8 keeps them", rest->path, left_out);
+    hf_add_others(&write, rest, others, quant);
     hf_cut_shards(&write);
     return write;
 }
@@ -493,7 +507,7 @@ static char *hf_edit_quantisation(const HfWrite *write, char *text, size_t *leng
         const char *method = strstr(text + begin, "\"mxfp4\"");
         if (method && method < text + end) return text;
     }
-    if (write->codes.type == QUANT_FP8) return text;
+    if (write->codes.type == QUANT_FP8 && write->source->stored == QUANT_FP8) return text;
     *length = hf_config_without(text, *length, "quantization_config");
     if (!write->codes.format) return text;
     char *value = hf_quantisation_text(&write->codes);
@@ -554,7 +568,11 @@ static void hf_write(HfWrite *write, const char *path, int replaces) {
     HfKeptFiles kept = {NULL, 0, 0};
     OutputFolder folder;
     double done = 0;
-    if (write->kept) hf_find_kept(&kept, write->kept, "", write->composite != NULL);
+    const int keeps_fp8 = write->codes.type == QUANT_FP8 && write->source->stored == QUANT_FP8;
+    const char *also = write->composite ? keeps_fp8 ? HF_IMAGE_NAMES "|" HF_MODELOPT : HF_IMAGE_NAMES
+                       : keeps_fp8      ? HF_MODELOPT
+                                        : "";
+    if (write->kept) hf_find_kept(&kept, write->kept, "", also);
     folder_open(&folder, path, write->bytes + kept.bytes + count * 1024 + HF_CONFIG_TEXT,
                 write->shards + kept.count + 6, hf_is_written_name, replaces);
     hf_write_config(write, &folder);

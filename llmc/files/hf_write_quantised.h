@@ -1,9 +1,9 @@
 /*
 Writes quantised matrices to a Hugging Face folder (hf_quantised.h reads them): their choice, their tensors, and the
 quantization_config by which transformers loads them. Codes in the same format are copied. Other matrices are encoded
-while they are written, one matrix in memory at a time. Merged into an FP8 folder, adapters change only the blocks of
-which they change a value. Tensors are sorted by type, so a matrix is encoded once for each
-type among its tensors.
+while they are written, one matrix in memory at a time. Merged into an FP8 folder, adapters change only the blocks in
+which they change a value; all other models are written in FP8 as transformers quantises them, except that blocks at the
+end of a side may be short. Tensors are sorted by type, so a matrix is encoded once for each type among its tensors.
 */
 #ifndef LLMC_HF_WRITE_QUANTISED_H
 #define LLMC_HF_WRITE_QUANTISED_H
@@ -34,23 +34,41 @@ static int hf_is_coded(const HfCodes *c, size_t parameter) {
     return c->format && c->format[parameter].type != QUANT_NONE;
 }
 
+// Tells whether the source is a folder in FP8, whose tensors of this parameter keep their bytes
+static int hf_keeps_fp8(const HfCodes *c, size_t parameter) {
+    return c->format[parameter].type == QUANT_FP8 && c->source->stored == QUANT_FP8;
+}
+
+// Returns the number of tensors of codes of a matrix.
+static size_t hf_code_pieces(const HfCodes *c, size_t parameter) {
+    if (hf_keeps_fp8(c, parameter)) return c->source->records[parameter].pieces;
+    return c->format[parameter].type == QUANT_FP8
+               ? parameter_pieces(c->source->config.family, &c->source->model.parameters[parameter])
+               : 1;
+}
+
 // Returns the record of a parameter (FP8: of a piece), and holds it until another record is asked for. Copies the
 // record, or encodes the (merged) values in the type to which decoding rounds; mxfp4 and FP8: in fp32.
 static const uint8_t *hf_hold_record(HfCodes *c, size_t parameter, size_t piece) {
     const QuantFormat f = c->format[parameter];
-    const size_t pieces = f.type == QUANT_FP8 ? c->source->records[parameter].pieces : 1;
-    const size_t count = parameter_elements(&c->source->model.parameters[parameter]) / pieces;
+    const size_t count = parameter_elements(&c->source->model.parameters[parameter]) / hf_code_pieces(c, parameter);
     const size_t bytes = quant_parts(f, count).bytes;
+    uint8_t *was = NULL;
     if (c->record && c->record_of == parameter && c->piece_of == piece) return c->record;
     free(c->record);
     c->record_of = parameter, c->piece_of = piece;
     c->record = (uint8_t *)checked_calloc(bytes, 1, "a quantised matrix");
-    if (c->copied[parameter])
+    if (c->copied[parameter]) {
         source_copy_record(c->source, parameter, c->record);
-    else
-        source_encode(c->source, parameter, piece * count, count, source_read_order,
-                      f.type >= QUANT_MXFP4 ? DTYPE_FP32 : f.rounding, f,
-                      f.type == QUANT_FP8 ? source_hold_piece(c->source, parameter, piece, pieces) : NULL, c->record);
+        return c->record;
+    }
+    if (hf_keeps_fp8(c, parameter)) {
+        was = (uint8_t *)checked_malloc(bytes, "a quantised matrix");
+        source_copy_fp8(c->source, parameter, piece, 1, was);
+    }
+    source_encode(c->source, parameter, piece * count, count, source_read_order,
+                  f.type >= QUANT_MXFP4 ? DTYPE_FP32 : f.rounding, f, was, c->record);
+    free(was);
     return c->record;
 }
 
@@ -101,13 +119,14 @@ static void hf_codes_choose(HfCodes *c, const WeightSource *source, QuantType ty
     c->copied = (size_t *)checked_calloc(model->parameter_count, sizeof(size_t), "what is copied");
     for (size_t i = 0; i < model->parameter_count; i++) {
         const DType own = source->places[i].type, as = chosen ? *chosen : own;
-        const QuantFormat format = quant_format(type, as);
-        const QuantFormat was = source->places[i].is_codes ? source->quant[i] : format;
+        const QuantFormat format =
+            parameter_file_format(quant_format(type, as), model->config.family, &model->parameters[i]);
+        const QuantFormat was = source->places[i].is_codes ? source_file_format(source, i) : format;
         if (!hf_quantises(model, &model->parameters[i], type, head || source->places[i].is_codes)) continue;
         if (modules && type != QUANT_MXFP4 && !source->places[i].is_codes) continue;
         c->copied[i] =
             source->places[i].is_codes && !source->merge && was.type == type && was.rounding == format.rounding;
-        c->format[i] = c->copied[i] || type == QUANT_FP8 ? was : format;
+        c->format[i] = c->copied[i] || was.type == QUANT_FP8 ? was : format;
         if (type < QUANT_MXFP4) hf_state_text(c, i);
     }
 }
@@ -125,6 +144,12 @@ static size_t hf_part_shape(const HfCodes *c, size_t parameter, HfPart part, uin
         shape[2] = of->cols / MXFP4_BLOCK, shape[3] = MXFP4_BLOCK / 2;
         return part == HF_CODES ? 4 : part == HF_ABSMAX ? 3 : 0;
     }
+    if (f.type == QUANT_FP8) {
+        *dtype = part == HF_CODES ? "F8_E4M3" : "F32";
+        shape[0] = part == HF_CODES ? f.grid.rows : quant_grid_blocks(f) / quant_columns(f);
+        shape[1] = part == HF_CODES ? f.grid.cols : quant_columns(f);
+        return part == HF_CODES || part == HF_ABSMAX ? 2 : 0;
+    }
     const size_t counts[HF_PARTS] = {0, (n + 1) / 2, p.blocks, 16, p.scale_count, 256, strlen(c->state[parameter])};
     *dtype = part == HF_CODES || part == HF_STATE || (part == HF_ABSMAX && f.nested) ? "U8" : "F32";
     shape[0] = counts[part], shape[1] = 1;
@@ -136,8 +161,8 @@ static const void *hf_part_bytes(HfCodes *c, size_t parameter, HfPart part, size
     static float map[16];
     const QuantFormat f = c->format[parameter];
     const uint8_t *record = hf_hold_record(c, parameter, piece);
-    const size_t pieces = f.type == QUANT_FP8 ? c->source->records[parameter].pieces : 1;
-    const QuantParts p = quant_parts(f, parameter_elements(&c->source->model.parameters[parameter]) / pieces);
+    const QuantParts p =
+        quant_parts(f, parameter_elements(&c->source->model.parameters[parameter]) / hf_code_pieces(c, parameter));
     if (f.type == QUANT_FP8 && part == HF_ABSMAX)
         return hf_fp8_scales_out(c, f, (const float *)(const void *)(record + p.scales), p.blocks);
     switch (part) {
@@ -150,6 +175,39 @@ static const void *hf_part_bytes(HfCodes *c, size_t parameter, HfPart part, size
         for (size_t i = 0; i < 16; i++) map[i] = quant_codes[f.type][i] + 0.0f; // + 0.0f turns -0 to 0
         return map;
     }
+}
+
+// Prints a list of the linear layers that are not quantised.
+static void hf_list_unquantised(const HfCodes *c, JsonOut *json, const char *key) {
+    const Model *model = &c->source->model;
+    json_array(json, key);
+    for (size_t i = 0; i < model->parameter_count; i++) {
+        const Parameter *p = &model->parameters[i];
+        char name[HF_NAME];
+        if (!is_product(p->role) || p->experts || p->part || hf_is_coded(c, i)) continue;
+        snprintf(name, sizeof(name), "%.*s", (int)(strlen(p->name) - strlen(".weight")), p->name);
+        json_text(json, NULL, name);
+    }
+    json_array_end(json);
+}
+
+// Writes the quantization_config of mxfp4, with the list of gpt-oss's own config.json, or of FP8.
+static void hf_put_method(const HfCodes *c, JsonOut *json) {
+    static const char *const kept[] = {"model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens",
+                                       "lm_head"};
+    if (c->type == QUANT_FP8) {
+        json_text(json, "activation_scheme", "dynamic"), json_text(json, "fmt", "e4m3");
+        hf_list_unquantised(c, json, "modules_to_not_convert");
+        json_text(json, "quant_method", "fp8");
+        json_array(json, "weight_block_size");
+        json_size(json, NULL, FP8_BLOCK), json_size(json, NULL, FP8_BLOCK);
+        json_array_end(json);
+        return;
+    }
+    json_array(json, "modules_to_not_convert");
+    for (size_t i = 0; i < 4; i++) json_text(json, NULL, kept[i]);
+    json_array_end(json);
+    json_text(json, "quant_method", "mxfp4");
 }
 
 // Prints the value of quantization_config. Lists modules not in 4 bits if they differ from transformers' default. The
@@ -167,13 +225,8 @@ static char *hf_quantisation_text(const HfCodes *c) {
         if (is_product(p->role) && !p->experts) listed |= hf_is_coded(c, i) == head;
     }
     JsonOut json = json_open_text(text, room, JSON_LINE);
-    if (c->type == QUANT_MXFP4) { // lists the modules that gpt-oss's own config.json lists
-        static const char *const kept[] = {"model.layers.*.self_attn", "model.layers.*.mlp.router",
-                                           "model.embed_tokens", "lm_head"};
-        json_array(&json, "modules_to_not_convert");
-        for (size_t i = 0; i < 4; i++) json_text(&json, NULL, kept[i]);
-        json_array_end(&json);
-        json_text(&json, "quant_method", "mxfp4");
+    if (c->type >= QUANT_MXFP4) {
+        hf_put_method(c, &json);
         text[json_text_end(&json) - 1] = 0;
         return text;
     }
@@ -184,17 +237,9 @@ static char *hf_quantisation_text(const HfCodes *c) {
     json_text(&json, "bnb_4bit_compute_dtype", f.rounding == DTYPE_BF16 ? "bfloat16" : "float32");
     json_text(&json, "bnb_4bit_quant_storage", "uint8");
     if (listed)
-        json_array(&json, "llm_int8_skip_modules");
+        hf_list_unquantised(c, &json, "llm_int8_skip_modules");
     else
         json_null(&json, "llm_int8_skip_modules");
-    for (size_t i = 0; i < model->parameter_count && listed; i++) {
-        const Parameter *p = &model->parameters[i];
-        char name[HF_NAME];
-        if (!is_product(p->role) || p->experts || p->part || hf_is_coded(c, i)) continue;
-        snprintf(name, sizeof(name), "%.*s", (int)(strlen(p->name) - strlen(".weight")), p->name);
-        json_text(&json, NULL, name);
-    }
-    if (listed) json_array_end(&json);
     text[json_text_end(&json) - 1] = 0;
     return text;
 }

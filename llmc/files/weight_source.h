@@ -87,9 +87,10 @@ static void tensor_read_raw(const WeightSource *source, size_t parameter, size_t
     const Parameter *p = &source->model.parameters[parameter];
     if (p->joined && source->transposed) {
         for (size_t done = 0, n; done < count; done += n) {
-            n = min_size(count - done, joined_run(p) - (begin + done) % joined_run(p));
-            input_read(&source->files[place->file], place->offset + (uint64_t)joined_element(p, begin + done) * size,
-                       out + done * size, n * size);
+            const ElementRun run = file_run(p, begin + done);
+            n = min_size(count - done, run.count);
+            input_read(&source->files[place->file], place->offset + (uint64_t)run.at * size, out + done * size,
+                       n * size);
         }
         return;
     }
@@ -249,11 +250,32 @@ static void source_fp8_scales(const InputFile *file, const SafeTensor *scales, f
     free(raw);
 }
 
+// Returns the format of a parameter's record in the order of files.
+static QuantFormat source_file_format(const WeightSource *source, size_t parameter) {
+    QuantFormat f = source->quant[parameter];
+    f.grid.block_rows = f.grid.file_rows;
+    return f;
+}
+
+// Copies a record in FP8 to the order of memory. format: of the copy; file_format: of `in`
+static void source_unfuse(const Parameter *p, QuantFormat format, QuantFormat file_format, const uint8_t *in,
+                          uint8_t *record) {
+    const size_t n = parameter_elements(p), across = quant_columns(format) * sizeof(float);
+    const QuantParts of = quant_parts(file_format, n), to = quant_parts(format, n);
+    memset(record, 0, to.bytes);
+    for (size_t row = 0; row < p->rows; row++) {
+        const size_t at = fused_run(p, row * p->cols, 1).at / p->cols;
+        memcpy(record + row * p->cols, in + at * p->cols, p->cols);
+        memcpy(record + to.scales + quant_row_scale(format, row) * sizeof(float),
+               in + of.scales + quant_row_scale(file_format, at) * sizeof(float), across);
+    }
+}
+
 // Copies pieces [first, first + count) of a matrix in FP8 to a record of these pieces.
 static void source_copy_fp8(const WeightSource *source, size_t parameter, size_t first, size_t count, uint8_t *record) {
     const RecordLocation *r = &source->records[parameter];
     const size_t each = parameter_elements(&source->model.parameters[parameter]) / r->pieces;
-    const QuantParts p = quant_parts(source->quant[parameter], count * each);
+    const QuantParts p = quant_parts(source_file_format(source, parameter), count * each);
     float *scales = (float *)(void *)(record + p.scales);
     memset(record + count * each, 0, p.bytes - count * each);
     for (size_t i = 0; i < count; i++) {
@@ -288,7 +310,7 @@ typedef void (*SourceReader)(const WeightSource *source, size_t parameter, size_
                              int transposed, void *out);
 
 // Encodes elements [begin, begin + count) of a matrix as a record, a slab at a time; `read` reads them in type `as`.
-// Refuses values that are not finite. was: see QuantEncoder
+// Fused rows in FP8 are encoded in the order of files. Refuses values that are not finite. was: see QuantEncoder
 static void source_encode(const WeightSource *source, size_t parameter, size_t begin, size_t count, SourceReader read,
                           DType as, QuantFormat format, const uint8_t *was, uint8_t *record) {
     const Parameter *p = &source->model.parameters[parameter];
@@ -297,11 +319,12 @@ static void source_encode(const WeightSource *source, size_t parameter, size_t b
     if (was) encoder.changed = (uint8_t *)checked_calloc(encoder.parts.blocks, 1, "blocks that change");
     float *values = (float *)checked_calloc(min_size(count, SLAB_ELEMENTS), sizeof(float), "a part of a matrix");
     char at[PLACE_TEXT];
+    const int in_files = format.type == QUANT_FP8 && p->fused.groups;
     for (int pass = 0; pass < quant_passes(format.type); pass++) {
         if (pass) quant_fp8_turn(&encoder);
         for (size_t done = 0, n; done < count; done += n) { // encode whole blocks
             n = min_size(count - done, SLAB_ELEMENTS);
-            read(source, parameter, begin + done, n, as, 0, staged.bytes);
+            read(source, parameter, begin + done, n, as, in_files, staged.bytes);
             elements_to_float(values, staged.bytes, as, n);
             const char *bad = elements_bad_text(values, DTYPE_FP32, p->cols, begin + done, n, at);
             if (bad) die("%s: the weights hold %s: tensor %s at %s; take another copy", source->path, bad, p->name, at);
@@ -313,13 +336,21 @@ static void source_encode(const WeightSource *source, size_t parameter, size_t b
 }
 
 // Fills a record in format source->quant[parameter]: encodes the matrix, or copies the codes of a matrix stored in 4
-// bits.
+// bits or FP8.
 static void source_read_record(const WeightSource *source, size_t parameter, uint8_t *record) {
+    const Parameter *p = &source->model.parameters[parameter];
+    const QuantFormat format = source->quant[parameter], file_format = source_file_format(source, parameter);
+    const int fused = format.type == QUANT_FP8 && p->fused.groups;
+    const size_t bytes = quant_parts(file_format, parameter_elements(p)).bytes;
+    uint8_t *out = fused ? (uint8_t *)checked_calloc(bytes, 1, "a coded matrix") : record;
     if (source->places[parameter].is_codes)
-        source_copy_record(source, parameter, record);
+        source_copy_record(source, parameter, out);
     else
-        source_encode(source, parameter, 0, parameter_elements(&source->model.parameters[parameter]),
-                      source_read_stored, DTYPE_FP32, source->quant[parameter], NULL, record);
+        source_encode(source, parameter, 0, parameter_elements(p), source_read_stored, DTYPE_FP32, file_format, NULL,
+                      out);
+    if (!fused) return;
+    source_unfuse(p, format, file_format, out, record);
+    free(out);
 }
 
 // Reads the record of piece `piece` of `pieces` of a parameter, and holds it until another record is asked for. pieces:

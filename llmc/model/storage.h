@@ -72,10 +72,22 @@ static size_t parameter_pieces(const Family *family, const Parameter *p) {
     return text_ends_with(p->name, family->names.layer[EXPERTS_DOWN]) ? p->experts : 2 * p->experts;
 }
 
-// Returns a format for a parameter: blocks of fp8 end with each matrix of the files.
-static QuantFormat parameter_format(QuantFormat f, const Family *family, const Parameter *p) {
+// Returns a format for a parameter in files: blocks of fp8 end with each matrix.
+static QuantFormat parameter_file_format(QuantFormat f, const Family *family, const Parameter *p) {
     return quant_on(f, p->rows / (family->names.expert[0] ? parameter_pieces(family, p) : max_size(p->experts, 1)),
                     p->cols);
+}
+
+// Returns the format in memory of a parameter with this format in files. Fused rows have another order: blocks of fp8
+// are so low that each lies in one block of the files.
+static QuantFormat parameter_memory_format(QuantFormat f, const Parameter *p) {
+    for (size_t i = 0; f.type == QUANT_FP8 && p->fused.groups && i < FUSED_MOST; i++)
+        f.grid.block_rows = greatest_common_divisor(f.grid.block_rows, p->fused.width[i]);
+    return f;
+}
+
+static QuantFormat parameter_format(QuantFormat f, const Family *family, const Parameter *p) {
+    return parameter_memory_format(parameter_file_format(f, family, p), p);
 }
 
 // Tells whether a matrix can be stored in bits of a type: the matrix of a linear layer, with `head` also lm_head; in

@@ -126,11 +126,17 @@ static void report_base(const Run *run) {
         bytes += (double)storage->table.parameters[i].rows;
     }
     if (format.type == QUANT_NONE) return;
-    char rows[32] = "";
-    if (format.grid.block_rows) snprintf(rows, sizeof(rows), "%zu x ", format.grid.block_rows);
-    fprintf(run->text, "base     %s%s, blocks of %s%zu: %.3f bits an element of %s; %s others %s; frozen\n",
-            quant_type_names[format.type], format.nested ? ", double quantisation" : "", rows, format.block,
-            8 * bytes / elements, human_count(elements), human_count(all - elements), dtype_name(model->dtype));
+    char blocks[64];
+    const QuantGrid *grid = &format.grid;
+    if (format.type == QUANT_FP8 && format.block == grid->cols &&
+        (grid->file_rows == 1 || grid->file_rows == grid->rows))
+        snprintf(blocks, sizeof(blocks), "a scale a %s", grid->file_rows == 1 ? "row" : "matrix");
+    else
+        snprintf(blocks, sizeof(blocks), "blocks of %.0zu%s%zu", grid->file_rows, grid->file_rows ? " x " : "",
+                 format.block);
+    fprintf(run->text, "base     %s%s, %s: %.3f bits an element of %s; %s others %s; frozen\n",
+            quant_type_names[format.type], format.nested ? ", double quantisation" : "", blocks, 8 * bytes / elements,
+            human_count(elements), human_count(all - elements), dtype_name(model->dtype));
     for (size_t k = 0; k < errors->kinds; k++) {
         const StorageError *e = &errors->kind[k];
         const Family *family = model->config.family; // GPT-2 has c_proj twice, experts have down_proj

@@ -43,6 +43,30 @@ typedef struct {
     char tokenizer[2 * PATH_MAX]; // where the tokenizer was copied from; empty: there is none
 } Converted;
 
+// Refuses a model that an FP8 folder cannot hold. Notes short blocks, which transformers reads wrong.
+static void convert_check_fp8(const WeightSource *source, const char *like) {
+    const Model *model = &source->model;
+    const char *name = NULL;
+    size_t count = 0;
+    if (source->stored == QUANT_FP8 && like)
+        die_usage("--to fp8 keeps the bytes of an FP8 folder, and takes no --like; leave --like out");
+    for (size_t i = 0; i < model->parameter_count && source->stored != QUANT_FP8; i++) {
+        const Parameter *p = &model->parameters[i];
+        if (!parameter_quantises(model, p, QUANT_FP8, 0)) continue;
+        if (p->transposed || (p->experts && !model->config.family->names.expert[0]))
+            die_usage("--to fp8: FP8 folders hold no matrices as %s does (%s); --base fp8 quantises them for a run",
+                      model->config.family->name, p->name);
+        const size_t rows =
+            parameter_file_format(quant_format(QUANT_FP8, DTYPE_BF16), model->config.family, p).grid.rows;
+        if ((rows > FP8_BLOCK && rows % FP8_BLOCK) || (p->cols > FP8_BLOCK && p->cols % FP8_BLOCK))
+            name = p->name, count++;
+    }
+    if (count)
+        note("%zu matrices, such as %s, end with blocks of fewer than %d rows or columns, which transformers reads "
+             "wrong",
+             count, name, FP8_BLOCK);
+}
+
 // Writes the model in the chosen format. dtype NULL: the source's dtype
 static Converted convert_write(const Options *options, WeightSource *source, const DType *dtype) {
     Converted result = {dtype ? *dtype : source->dtype, 1, 0, ""};
@@ -60,9 +84,7 @@ static Converted convert_write(const Options *options, WeightSource *source, con
             die_usage("--to mxfp4 is a format of gpt_oss models, and this is %s; give --to nf4, which does not "
                       "quantise experts",
                       source->config.family->name);
-        if (quantised == QUANT_FP8 && (source->stored != QUANT_FP8 || like))
-            die_usage("--to fp8 keeps the bytes of an FP8 folder, and %s; --base fp8 quantises for a run",
-                      like ? "takes no --like" : "this model is not in FP8");
+        if (quantised == QUANT_FP8) convert_check_fp8(source, like);
         HfWrite write = hf_write_prepare(source, dtype, like, options->max_shard_size, options->to == CONVERT_TEXT,
                                          quantised, options->quantise_head);
         hf_find_tokenizer(&write, options->tokenizer);

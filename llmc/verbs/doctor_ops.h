@@ -61,7 +61,7 @@ static int op_shape(const char *op, const Config *c, size_t n, size_t i, OpShape
                                           {QUANT_NF4, 1, QUANT_BLOCK, DTYPE_FP16, {0}},
                                           {QUANT_NF4, 1, QUANT_BLOCK, DTYPE_BF16, {0}},
                                           {QUANT_MXFP4, 0, MXFP4_BLOCK, DTYPE_BF16, {0}},
-                                          {QUANT_FP8, 0, FP8_BLOCK, DTYPE_BF16, {0, 0, FP8_BLOCK, DTYPE_FP32}}};
+                                          {QUANT_FP8, 0, FP8_BLOCK, DTYPE_BF16, {0, 0, FP8_BLOCK, DTYPE_FP32, FP8_BLOCK}}};
     static const SamplingSettings settings[] = {{0, 0, 0, 1, 0}, {1, 0, 0, 1, 0}, {0.7, 0, 50, 0.95, 0}};
     static const struct {
         const char *op; // beginning of the op's name

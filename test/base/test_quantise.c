@@ -189,10 +189,40 @@ TEST(fp8_codes) {
 }
 
 TEST(fp8_scales) {
-    assert_true(quant_fp8_scale(0, DTYPE_FP32) == 1 && quant_fp8_scale(448, DTYPE_FP32) == 1);
-    assert_true(quant_fp8_scale(448, DTYPE_INT8) == 1 && quant_fp8_scale(449, DTYPE_INT8) == 2);
-    assert_true(quant_fp8_scale(224, DTYPE_INT8) == 0.5f && quant_fp8_scale(1e-44f, DTYPE_FP32) > 0);
-    assert_true(quant_fp8_scale(449, DTYPE_BF16) == bf16_to_float(float_to_bf16(449.0f / 448)));
+    static const struct {
+        float most;
+        DType type;
+        float scale, factor;
+    } rows[] = {
+        {0, DTYPE_FP32, 1, 1},
+        {448, DTYPE_INT8, 1, 1},
+        {449, DTYPE_INT8, 2, 0.5f},
+        {224, DTYPE_INT8, 0.5f, 2},
+        {0x1p-5f, DTYPE_FP32, 0, 0x1p5f * 448},
+        {1e-44f, DTYPE_FP32, 0x1p-126f, 0x1p126f},
+        {449, DTYPE_BF16, 1, 1},
+        {452, DTYPE_BF16, 1.0078125f, 1 / 1.0078125f},
+    };
+    float factor;
+    for (size_t i = 0; i < COUNT_OF(rows); i++) {
+        const float scale = quant_fp8_scale(rows[i].most, rows[i].type, &factor);
+        test_case("largest magnitude %g", (double)rows[i].most);
+        assert_true(scale == (rows[i].scale > 0 ? rows[i].scale : 1 / rows[i].factor) && factor == rows[i].factor);
+    }
+}
+
+// transformers' code and scale: 0.0084228515625 * 448 / 0.08984375 is 42, halfway to the next code, but torch takes the
+// reciprocal first. A block of one row ends within the second matrix's columns
+TEST(fp8_rounds_as_torch) {
+    const QuantFormat f = quant_on(quant_format(QUANT_FP8, DTYPE_BF16), 2, 3);
+    const float x[6] = {0.08984375f, 0.0084228515625f, -0.0084228515625f, 0, 1e-7f, -0.08984375f};
+    const uint8_t codes[6] = {0x7e, 0x63, 0xe3, 0, 0, 0xfe};
+    uint8_t *record = (uint8_t *)case_memory(quant_parts(f, 6).bytes);
+    float scale;
+    quant_encode(record, f, x, 6);
+    memcpy(&scale, record + quant_parts(f, 6).scales, sizeof(scale));
+    assert_memory_equal(record, codes, 6);
+    assert_true(scale == 0x1.a49248p-13f);
 }
 
 // Matrices [192, 136] in blocks of 128 x 128: the last blocks have 64 rows and 8 columns. Ranges decode as the whole,
@@ -212,7 +242,7 @@ TEST(fp8_blocks) {
     }
     quant_encode(record, f, x, ALL);
     quant_decode_range(out, f, record, ALL, 0, ALL);
-    for (size_t b = 0; b < 8; b++) assert_true(scales[b] == ldexpf(0.5f, (int)b) / 448);
+    for (size_t b = 0; b < 8; b++) assert_true(scales[b] == 1 / ldexpf(896, -(int)b));
     for (size_t i = 0; i < ALL; i++) {
         const size_t block = i / COLS / ROWS * 4 + i / COLS % ROWS / 128 * 2 + i % COLS / 128;
         assert_true(out[i] == bf16_to_float(float_to_bf16((float)fp8_defined(record[i]) * scales[block])));
@@ -237,6 +267,7 @@ TEST(fp8_blocks) {
     for (size_t i = 0; i < ALL; i++)
         if (i / COLS < 128 || i / COLS >= ROWS || i % COLS < 128) assert_int_equal(changed[i], record[i]);
     assert_int_equal(changed[150 * COLS + 130], 0x7e);
+    quant_encode_end(&e);
 }
 
 int main(int argc, char **argv) { RUN_LISTED(argc, argv, NULL); }

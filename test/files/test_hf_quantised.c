@@ -12,6 +12,7 @@ decode as transformers and the formula decode them.
 #define MXFP4 "gpt_oss-mxfp4/"
 #define FP8   "qwen3_moe-fp8/"
 #define FORMS "qwen3-fp8/"
+#define NEXT  "qwen3_next-fp8/"
 
 // Compares all 4-bit matrices of a folder with the encoded original.
 static void expect_encoded(const char *folder, const char *original, QuantFormat format, size_t count) {
@@ -72,7 +73,8 @@ TEST(ranges_of_decoded_values) {
     expect_ranges(GOLDEN MXFP4);
 }
 
-// Values of FP8 in any range, across experts, equal those of the folder that transformers (FORMS: the formula) decoded.
+// Values of FP8 in any range, across experts, equal those of the folder that transformers (FORMS, NEXT: the formula)
+// decoded.
 static void expect_decoded(const char *folder, size_t coded) {
     char path[300];
     snprintf(path, sizeof(path), GOLDEN "%s", folder);
@@ -99,6 +101,43 @@ static void expect_decoded(const char *folder, size_t coded) {
 TEST(fp8_is_decoded) {
     expect_decoded(FP8, 11);
     expect_decoded(FORMS, 13);
+    expect_decoded(NEXT, 17);
+}
+
+// Sizes of blocks by config.json: 0 is the whole side
+TEST(blocks_of_fp8) {
+    static const struct {
+        const char *config;
+        size_t rows, columns;
+    } rows[] = {
+        {"\"quant_method\":\"fp8\"", 128, 128},
+        {"\"quant_method\":\"fp8\",\"weight_block_size\":null", 0, 0},
+        {"\"quant_method\":\"fp8\",\"weight_block_size\":[1,32],\"scale_fmt\":\"ue8m0\"", 1, 32},
+        {"\"quant_method\":\"modelopt\",\"quant_algo\":\"FP8\"", 0, 0},
+        {"\"quant_method\":\"modelopt\",\"quant_algo\":\"MXFP8\"", 1, 32},
+        {"\"quant_method\":\"compressed-tensors\",\"format\":\"mxfp8-quantized\"", 1, 32},
+        {"\"quant_method\":\"compressed-tensors\",\"format\":\"naive-quantized\"", 0, 0},
+    };
+    for (size_t i = 0; i < COUNT_OF(rows); i++) {
+        char text[256];
+        test_case("%s", rows[i].config);
+        snprintf(text, sizeof(text), "{\"quantization_config\":{%s}}", rows[i].config);
+        cJSON *root = cJSON_Parse(text);
+        const QuantFormat f = hf_config_quantised(root, "config.json");
+        assert_true(f.type == QUANT_FP8 && f.grid.block_rows == rows[i].rows && f.block == rows[i].columns);
+        cJSON_Delete(root);
+    }
+    const char *copy = copy_golden("qwen3/"), *algorithms[] = {"FP8", "MXFP8"};
+    for (size_t i = 0; i < 2; i++) { // ModelOpt's own file
+        char text[128], path[PATH_MAX];
+        cJSON *root;
+        snprintf(text, sizeof(text), "{\"quantization\":{\"quant_algo\":\"%s\"}}", algorithms[i]);
+        path_join(path, copy, HF_MODELOPT);
+        write_file(path, text, strlen(text));
+        const QuantFormat f = hf_directory_quantised(copy, &root);
+        assert_true(f.type == QUANT_FP8 && f.block == (i ? 32 : 0));
+        cJSON_Delete(root);
+    }
 }
 
 // The first matrix of either folder; byte 0 of the data after the header
@@ -158,7 +197,7 @@ TEST(wrong_folders) {
         QUANTISER("\"quant_method\": \"bitsandbytes\"", "\"quant_method\": \"awq\"", "quantization_config (awq)"),
         QUANTISER("\"quant_method\": \"bitsandbytes\"", "\"quant_method\": \"mxfp4\"", "quantization_config (mxfp4)"),
         QUANTISER("\"quant_method\": \"bitsandbytes\"", "\"quant_method\": \"compressed-tensors\"",
-                  "quantization_config (compressed-tensors, no format): only FP8 in e4m3"),
+                  "quantization_config (compressed-tensors, no format): only FP8 and MXFP8"),
         QUANTISER("\"load_in_4bit\": true,\n    \"load_in_8bit\": false",
                   "\"load_in_4bit\": false, \"load_in_8bit\": true", "quantization_config (bitsandbytes in 8 bits)"),
         CHANGED_TEXT(MXFP4 HF_SINGLE_FILE, EXPERTS "_scales", EXPERTS "_skales",
@@ -198,16 +237,16 @@ TEST(wrong_folders) {
         CHANGED_TEXT(FP8 "config.json", "\"weight_block_size\": [\n      16,",
                      "\"weight_block_size\": [\n      16, 16,", "a size of blocks is not a list such as [128, 128]"),
         CHANGED_TEXT(FP8 "config.json", "\"fmt\": \"e4m3\"", "\"fmt\": \"e5m2\"",
-                     "quantization_config (fp8, e5m2): only FP8 in e4m3 is supported"),
+                     "quantization_config (fp8, e5m2): only FP8 and MXFP8 are supported of it; take the bf16 model"),
         CHANGED_TEXT(FP8 "config.json", "\"fmt\": \"e4m3\"", "\"expert_dtype\": \"fp4\"",
                      "quantization_config (fp8, fp4)"),
         CHANGED_TEXT(FP8 "config.json", "\"quant_method\": \"fp8\"",
                      "\"quant_method\": \"modelopt\", \"quant_algo\": \"NVFP4\"",
                      "quantization_config (modelopt, NVFP4)"),
-        CHANGED_TEXT(FORMS "config.json", "\"float-quantized\"", "\"mxfp8-quantized\"",
-                     "quantization_config (compressed-tensors, mxfp8-quantized): only FP8"),
-        CHANGED_TEXT(FORMS "config.json", "\"num_bits\": 8", "\"num_bits\": 4", "only FP8 in e4m3 is supported"),
-        CHANGED_TEXT(FORMS "config.json", "\"type\": \"float\"", "\"type\": \"int\"", "only FP8 in e4m3 is supported"),
+        CHANGED_TEXT(FORMS "config.json", "\"float-quantized\"", "\"nvfp4-pack-quantized\"",
+                     "quantization_config (compressed-tensors, nvfp4-pack-quantized): only FP8"),
+        CHANGED_TEXT(FORMS "config.json", "\"num_bits\": 8", "\"num_bits\": 4", "only FP8 and MXFP8 are"),
+        CHANGED_TEXT(FORMS "config.json", "\"type\": \"float\"", "\"type\": \"int\"", "only FP8 and MXFP8 are"),
         QUANTISER("\"bnb_4bit_quant_type\": \"nf4\"", "\"bnb_4bit_quant_type\": \"af4\"", "bnb_4bit_quant_type is af4"),
     };
     const DamageSuite suite = {copy_goldens("qwen3-nf4 gpt2-fp4 qwen3 gpt_oss-mxfp4 qwen3_moe-fp8 qwen3-fp8"),

@@ -204,6 +204,9 @@ static void mend_header_before(unsigned char *bytes, size_t count, size_t data) 
 
 static void mend_header(unsigned char *bytes, size_t count) { mend_header_before(bytes, count, 55680); }
 static void mend_quantised(unsigned char *bytes, size_t count) { mend_header_before(bytes, count, 56320); }
+static void mend_fp8(unsigned char *bytes, size_t count) { mend_header_before(bytes, count, 29224); }
+static void mend_forms(unsigned char *bytes, size_t count) { mend_header_before(bytes, count, 39286); }
+static void mend_fused(unsigned char *bytes, size_t count) { mend_header_before(bytes, count, 24256); }
 static void mend_mxfp4(unsigned char *bytes, size_t count) { mend_header_before(bytes, count, 42588); }
 
 #define SAFETENSOR HF_SINGLE_FILE
@@ -421,6 +424,24 @@ static const Target targets[] = {
      mend_mxfp4,
      {GOLDEN "gpt_oss-mxfp4/" SAFETENSOR},
      GOLDEN "gpt_oss-mxfp4/config.json"},
+    {"fp8",
+     SAFETENSOR,
+     open_quantised,
+     mend_fp8,
+     {GOLDEN "qwen3_moe-fp8/" SAFETENSOR},
+     GOLDEN "qwen3_moe-fp8/config.json"},
+    {"fp8_forms",
+     SAFETENSOR,
+     open_quantised,
+     mend_forms,
+     {GOLDEN "qwen3-fp8/" SAFETENSOR},
+     GOLDEN "qwen3-fp8/config.json"},
+    {"fp8_fused",
+     SAFETENSOR,
+     open_quantised,
+     mend_fused,
+     {GOLDEN "qwen3_next-fp8/" SAFETENSOR},
+     GOLDEN "qwen3_next-fp8/config.json"},
     {"header",
      SAFETENSOR,
      open_folder,

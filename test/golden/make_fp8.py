@@ -5,6 +5,7 @@
 qwen3_moe-fp8: blocks of 16 x 16 with fp32 scales, a tensor for each matrix of an expert; decoded/ is what transformers
 saves after loading it. qwen3-fp8: blocks of 128 x 128 that do not divide the sides, which transformers misreads, scales
 of tensors and rows, in fp32, bf16 and e8m0, in the layout of compressed-tensors; decoded/ is made by the formula.
+qwen3_next-fp8: linear attention whose inputs files fuse head by head, in blocks of 16 x 16 that begin within a head.
 """
 import json
 import os
@@ -12,7 +13,7 @@ import shutil
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -119,7 +120,29 @@ def make_forms():
     os.chmod(os.path.join(folder, "decoded", "model.safetensors"), 0o644)
 
 
+def make_next():
+    folder, tensors = begin("qwen3_next-fp8", Qwen3NextConfig(
+        vocab_size=96, hidden_size=24, intermediate_size=24, num_hidden_layers=2, layer_types=["linear_attention", "full_attention"],
+        num_attention_heads=2, num_key_value_heads=1, head_dim=16, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=16,
+        shared_expert_intermediate_size=16, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=12,
+        linear_value_head_dim=8, initializer_range=0.3, eos_token_id=None, pad_token_id=None, bos_token_id=None))
+    out, decoded = {}, {}
+    for key, value in tensors.items():
+        out[key] = decoded[key] = value
+        if "proj" in key:
+            rows, cols = value.shape
+            out[key] = random_codes(rows, cols)
+            out[key + "_scale_inv"] = scales_of((-(-rows // 16), -(-cols // 16)), -12, -9).bfloat16()
+            decoded[key] = decode(out[key], out[key + "_scale_inv"], (16, 16))
+    write(folder, out, dict(quant_method="fp8", activation_scheme="dynamic", fmt="e4m3", weight_block_size=[16, 16],
+                            modules_to_not_convert=["lm_head", "mlp.gate", "mlp.shared_expert_gate"]))
+    os.mkdir(os.path.join(folder, "decoded"))
+    save_file(decoded, os.path.join(folder, "decoded", "model.safetensors"), metadata={"format": "pt"})
+    os.chmod(os.path.join(folder, "decoded", "model.safetensors"), 0o644)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     make_moe()
     make_forms()
+    make_next()

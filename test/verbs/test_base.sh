@@ -9,7 +9,7 @@ lora='--lora-rank 3 --seq-len 30 --batch 6 --quiet --overwrite'
 # ---- the same gradients --------------------------------------------------------------------------------------------------------
 gpt_oss='hidden_size=64,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,head_dim=16,num_experts=4,num_experts_per_tok=2'
 succeeds convert --init gpt_oss,$gpt_oss,intermediate_size=32,vocab_size=96,sliding_window=8 --seed 5 --out "$WORK/gpt_oss" --quiet
-for model in qwen3 gpt2 qwen3_5_moe gpt_oss gemma4-e qwen3_moe-fp8 qwen3-fp8 glm4_moe; do
+for model in qwen3 gpt2 qwen3_5_moe gpt_oss gemma4-e qwen3_moe-fp8 qwen3-fp8 qwen3_next-fp8 glm4_moe; do
     type=nf4 of=$GOLDEN/$model
     [ $model = gpt2 ] && type=fp4
     case $model in *fp8 | glm4_moe) type=fp8 ;; esac
@@ -38,11 +38,12 @@ ids=$(ids)
 succeeds sample --model "$WORK/decoded-head" $sample
 check 'and with the head in 4 bits' [ "$(ids)" = "$ids" ]
 command -v mpirun >/dev/null || skip 'ranks that share a base in 4 bits' 'there is no mpirun'
-for options in '--zero 3' '--zero 3 --weights host' '--sp 3' '--zero 3 --base mxfp4' '--zero 3 --base fp8'; do
+for options in '--zero 3' '--zero 3 --weights host' '--sp 3' '--zero 3 --base mxfp4' '--zero 3 --base fp8' '--sp 3 --base fp8'; do
     command -v mpirun >/dev/null || break
     coded="$GOLDEN/qwen3 --base nf4" decoded=$WORK/decoded-qwen3
     case $options in
         *mxfp4) coded=$WORK/gpt_oss decoded=$WORK/decoded-gpt_oss ;;
+        --sp*fp8) coded=$GOLDEN/qwen3_next-fp8 decoded=$WORK/decoded-qwen3_next-fp8 ;;
         *fp8) coded=$GOLDEN/qwen3_moe-fp8 decoded=$WORK/decoded-qwen3_moe-fp8 ;;
     esac
     check "3 ranks $options" ranks 3 bp --model $coded $lora $options --grads-out "$WORK/a.safetensors"
@@ -51,7 +52,7 @@ for options in '--zero 3' '--zero 3 --weights host' '--sp 3' '--zero 3 --base mx
 done
 
 # ---- folders -------------------------------------------------------------------------------------------------------------------
-for model in qwen3-nf4 gpt2-fp4 gpt_oss-mxfp4 qwen3_moe-fp8 qwen3-fp8; do
+for model in qwen3-nf4 gpt2-fp4 gpt_oss-mxfp4 qwen3_moe-fp8 qwen3-fp8 qwen3_next-fp8; do
     type=${model#*-}
     succeeds convert --model $GOLDEN/$model --to $type --out "$WORK/$model" --quiet
     check "$model is copied to the byte" cmp -s $GOLDEN/$model/model.safetensors "$WORK/$model/model.safetensors"
@@ -108,6 +109,13 @@ ids=$(ids)
 succeeds sample --model "$WORK/merged.bin" --prompt-ids 1,2,3 --max-new-tokens 8 --temperature 0 --json
 check 'the merged model writes the same' [ "$(ids)" = "$ids" ]
 
+# ModelOpt's file belongs to FP8 alone
+cp -r $GOLDEN/qwen3_moe-fp8 "$WORK/modelopt"
+echo '{"quantization": {"quant_algo": "FP8"}}' >"$WORK/modelopt/hf_quant_config.json"
+succeeds convert --model "$WORK/modelopt" --to fp8 --out "$WORK/modelopt-fp8" --quiet
+succeeds convert --model "$WORK/modelopt" --out "$WORK/modelopt-bf16" --quiet
+check 'ModelOpt: its file' [ -f "$WORK/modelopt-fp8/hf_quant_config.json" -a ! -f "$WORK/modelopt-bf16/hf_quant_config.json" ]
+
 # adapters over FP8: merged, they change blocks of their matrices alone
 train="--model $GOLDEN/qwen3-fp8 --lora-rank 2 --lora-targets q_proj --lora-layers 0 --data $SHARD --any-tokenizer --seq-len 48 --batch 2 --quiet --schedule constant"
 in_two_parts fp8 4 '' $train --lr 1e-1
@@ -129,6 +137,29 @@ succeeds train --model $GOLDEN/qwen3-fp8 --data $SHARD --any-tokenizer --seq-len
 succeeds convert --model "$WORK/fp8-all" --out "$WORK/fp8-all-hf" --quiet
 check 'all weights of an FP8 folder become bf16' [ "$(grep -c quantization_config "$WORK/fp8-all-hf/config.json")" = 0 ]
 succeeds eval --model "$WORK/fp8-all-hf" $eval
+
+# Models written in FP8: the values of --base fp8, blocks in the order of files, routers as they were.
+for model in qwen3_moe-fused qwen3_next; do
+    succeeds convert --model $GOLDEN/$model --to fp8 --dtype bf16 --out "$WORK/$model-to" --quiet
+    succeeds convert --model "$WORK/$model-to" --dtype bf16 --out "$WORK/$model-to.bin" --quiet
+    succeeds convert --model $GOLDEN/$model --base fp8 --dtype bf16 --out "$WORK/$model-base.bin" --quiet
+    check "$model in FP8" cmp -s "$WORK/$model-to.bin" "$WORK/$model-base.bin"
+    succeeds eval --model $GOLDEN/$model $eval
+    loss=$(json loss)
+    succeeds eval --model "$WORK/$model-to" $eval
+    check "$model in FP8: the loss" close "$(json loss)" "$loss" 2e-2
+    check "$model: config.json lists routers" grep -q '"model.layers.1.mlp.gate"' "$WORK/$model-to/config.json"
+done
+train="--model $WORK/$model-to --lora-rank 2 --lora-targets all --data $SHARD --any-tokenizer --seq-len 48 --quiet --schedule constant"
+succeeds train $train --lr 0 --steps 1 --out "$WORK/$model-zero"
+succeeds convert --model "$WORK/$model-to" --merge --adapter "$WORK/$model-zero" --to fp8 --out "$WORK/$model-same" --quiet
+check "$model: adapters of 0 change no byte" cmp -s "$WORK/$model-to/model.safetensors" "$WORK/$model-same/model.safetensors"
+succeeds train $train --lr 3e-2 --steps 2 --out "$WORK/$model-adapter"
+succeeds convert --model "$WORK/$model-to" --merge --adapter "$WORK/$model-adapter" --to fp8 --out "$WORK/$model-merged" --quiet
+succeeds eval --model "$WORK/$model-to" --adapter "$WORK/$model-adapter" $eval
+loss=$(json loss)
+succeeds eval --model "$WORK/$model-merged" $eval
+check "$model: the merged folder has the loss of the adapters" close "$(json loss)" "$loss" 2e-2
 
 # ---- texts side by side ---------------------------------------------------------------------------------------------------------
 make_documents "$WORK/prompts.bin" 96 5,9,3,7 3 0 prompts
@@ -154,7 +185,8 @@ says err 'note: 13 matrices are in FP8; .*scales of activations are not used'
 succeeds plan --model $GOLDEN/qwen3_moe-fp8 --lora-rank 2 --seq-len 20 --verbose
 says out '^base     fp8, blocks of 16 x 16: 8\.379 bits an element of 14.85 k; 7.07 k others fp32; frozen$'
 refuses 2 '--base nf4: .* is in fp8 already' bp --model $GOLDEN/qwen3-fp8 --base nf4 --lora-rank 2
-refuses 2 '--to fp8 keeps the bytes of an FP8 folder, and this model is not in FP8' convert --model $GOLDEN/qwen3 --to fp8 --out "$WORK/none"
+refuses 2 '--to fp8 keeps the bytes of an FP8 folder, and takes no --like' convert --model $GOLDEN/qwen3-fp8 --like $GOLDEN/qwen3 --to fp8 --out "$WORK/none"
+refuses 2 '--to fp8: FP8 folders hold no matrices as gpt2 does .*--base fp8 quantises them' convert --model $GOLDEN/gpt2 --to fp8 --out "$WORK/none"
 refuses 2 '--base fp4: .* is in nf4 already' bp --model $GOLDEN/qwen3-nf4 --base fp4 --lora-rank 2
 refuses 2 '--base mxfp4 is for experts, and this qwen3 model has none; give --base nf4' bp --model $GOLDEN/qwen3 --base mxfp4 --lora-rank 2
 refuses 2 'down_proj has rows of 24 elements, not a multiple of 32' bp --init gpt_oss,$gpt_oss,intermediate_size=24 --base mxfp4 --lora-rank 2
