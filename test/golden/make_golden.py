@@ -406,7 +406,7 @@ CASES = [
     Case("qwen3_next", QWEN3_NEXT, seed=347),
     Case("mixtral", MIXTRAL, seed=1223),
     Case("glm4_moe", GLM4_MOE, seed=763),
-    Case("glm4_moe_lite", GLM4_MOE_LITE, seed=0),
+    Case("glm4_moe_lite", GLM4_MOE_LITE, seed=4991),
     Case("gpt_oss", GPT_OSS, seed=2, pad=12),
     Case("gemma4", GEMMA4, seed=3797, pad=30),
     Case("gemma4-e", GEMMA4_E, seed=1005, pad=30),
