@@ -207,10 +207,11 @@ static void latent_count(const Visit *v, LatentAttention *x, Spans spans) {
     const LatentsSeen seen = latents_seen(s->now.batch, chunks, v->c.n);
     const size_t end = v->c.token + v->c.n, count = min_size(latent_range(s), seen.longest);
     x->range.begin = max_size(end, count) - count, x->range.count = count;
-    walk_count(&s->memory.walk, s->ops, seen.tokens / (double)x->range.count);
+    const double times = s->memory.walk.chunks / s->memory.walk.layers; // that the visit of c counts now
+    walk_count(&s->memory.walk, s->ops, times / v->c.times * seen.tokens / (double)count);
     latents_expand(v, x);
     if (x->dq) latents_fold(v, x);
-    walk_count(&s->memory.walk, s->ops, v->c.times);
+    walk_count(&s->memory.walk, s->ops, times);
     latent_calls(v, x, spans, 0, 0, 1);
 }
 
