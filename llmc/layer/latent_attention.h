@@ -176,9 +176,6 @@ static void latent_calls(const Visit *v, const LatentAttention *x, Spans spans, 
     shape.keys.begin = x->range.begin, shape.keys.end = x->range.begin + x->range.count;
     shape.slots = no_slots;
     shape.partial = x->sums != NULL, shape.accumulate = shape.partial && !first;
-    for (size_t i = shape.spans.pairs = 0; i < spans.count && !visits_shapes(s); i++)
-        shape.spans.pairs += span_pairs(spans.span[i], shape.keys, 0);
-    if (visits_shapes(s)) shape.spans.pairs = spans.pairs;
     latent_op(v, x, &shape, row);
     for (size_t i = 0; i < calls; i++) {
         TreeCall call = s->now.call[i];
@@ -194,13 +191,21 @@ static void latent_calls(const Visit *v, const LatentAttention *x, Spans spans, 
 static void latent_spans(const Visit *v, LatentAttention *x, Spans spans, size_t row, KeyRange seen, size_t calls) {
     for (size_t done = seen.begin; done < seen.end; done += x->range.count) {
         x->range.begin = done, x->range.count = min_size(latent_range(v->s), seen.end - done);
+        const KeyRange keys = {done, done + x->range.count};
+        spans.pairs = 0;
+        for (size_t i = 0; i < spans.count; i++) spans.pairs += span_pairs(spans.span[i], keys, 0);
         latents_expand(v, x);
         latent_calls(v, x, spans, row, calls, done == seen.begin);
         if (x->dq) latents_fold(v, x);
     }
 }
 
-// Visits one range for all ranges of the chunks that c counts for, in the dry run that visits one chunk for many.
+// Tells whether the dry run visits one range for all ranges of the chunks that c counts for.
+static int counts_ranges(const Visit *v) {
+    const StreamBP *s = v->s;
+    return visits_shapes(s) || (s->memory.walk.dry && !v->c.given && !has_forks(s));
+}
+
 static void latent_count(const Visit *v, LatentAttention *x, Spans spans) {
     StreamBP *s = v->s;
     const Range chunks = {v->c.token, (size_t)v->c.times * v->c.n};
@@ -222,7 +227,7 @@ static void latent_attention(const Visit *v, const Activations *a, Stored *dq, S
     const size_t mark = arena_mark(s->arena), calls = tree_calls(s, v->c, 0);
     const Spans spans = layer_spans(s, v->l, v->c);
     LatentAttention x = push_latent_attention(v, a, dq, dattention_out, scratch);
-    if (visits_shapes(s))
+    if (counts_ranges(v))
         latent_count(v, &x, spans);
     else if (!v->c.given)
         latent_spans(v, &x, spans, 0, keys_seen(s->now.batch, v->c.token, v->c.n), calls);
