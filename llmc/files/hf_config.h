@@ -267,6 +267,23 @@ static void hf_read_layers(Config *config, const cJSON *list, const char *path) 
     }
 }
 
+// Reads mlp_layer_types, a list of "dense" or "sparse" for every layer.
+static void hf_read_mlp_types(Config *config, const cJSON *list, const char *path) {
+    const cJSON *item;
+    size_t l = 0;
+    if (!cJSON_IsArray(list) || (size_t)cJSON_GetArraySize(list) != config->num_hidden_layers ||
+        config->num_hidden_layers > LAYER_TYPES_MAX)
+        die("%s: mlp_layer_types must be a list of num_hidden_layers, %zu, entries, at most %d", path,
+            config->num_hidden_layers, LAYER_TYPES_MAX);
+    memset(config->mlp_only_layers, 0, sizeof(config->mlp_only_layers));
+    cJSON_ArrayForEach(item, list) {
+        if (!json_is(item, "dense") && !json_is(item, "sparse"))
+            die("%s: mlp_layer_types: the entry of layer %zu must be dense or sparse", path, l);
+        if (json_is(item, "dense")) config->mlp_only_layers[l / 8] |= (uint8_t)(1u << l % 8);
+        l++;
+    }
+}
+
 // Reads the number of experts and n_shared_experts. Shared experts become one shared expert, with the sum of their
 // widths.
 static void hf_read_experts(Config *config, const cJSON *root, const char *path) {
@@ -289,8 +306,11 @@ static void hf_read_experts(Config *config, const cJSON *root, const char *path)
                 path);
         if (!on) config->num_experts = 0, config->num_experts_per_tok = config->moe_intermediate_size = 1;
     }
-    if (only && family_has_key(config->family, "mlp_only_layers")) hf_read_layers(config, only, path);
+    if (only && family_has_key(config->family, "mlp_only_layers") && config->family->router == ROUTER_SOFTMAX)
+        hf_read_layers(config, only, path);
     if (!family_has_shared(config->family)) return;
+    const cJSON *types = json_get(root, "mlp_layer_types");
+    if (types && family_has_key(config->family, "mlp_only_layers")) hf_read_mlp_types(config, types, path);
     if (!config_given(config, "head_dim")) config->head_dim = config->hidden_size / config->num_attention_heads;
     if (shared && (!json_whole_number(shared, &count) || count > 1024))
         die("%s: n_shared_experts must be a whole number of at most 1024", path);

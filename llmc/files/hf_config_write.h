@@ -47,7 +47,12 @@ static void hf_put_keys(JsonOut *json, const Config *config, HfLevel level) {
             json_null(json, name);
         else if (key->kind == KEY_BOOL)
             json_bool(json, name, *(const int *)field);
-        else if (key->kind == KEY_LAYERS) {
+        else if (key->kind == KEY_LAYERS && config->family->router == ROUTER_SIGMOID) {
+            json_array(json, "mlp_layer_types");
+            for (size_t l = 0; l < config->num_hidden_layers; l++)
+                json_text(json, NULL, layer_has_experts(config, l) ? "sparse" : "dense");
+            json_array_end(json);
+        } else if (key->kind == KEY_LAYERS) {
             json_array(json, name);
             for (size_t l = 0; l < LAYER_TYPES_MAX; l++)
                 if (config->mlp_only_layers[l / 8] >> l % 8 & 1) json_size(json, NULL, l);

@@ -60,7 +60,9 @@ static const HfConstant hf_constants[] = {
     {"qwen3_5|qwen3_5_moe", "attn_output_gate", "true|null", NULL},
     {"qwen3_5|qwen3_5_moe", "output_gate_type", "swish|silu", NULL}, // activation of linear attention's gated norm
     {"mixtral", "router_jitter_noise", "0", NULL},
-    {"glm4_moe", "num_nextn_predict_layers", NULL, "0"}, // a folder may have further layers after the last one
+    {"glm4_moe_lite", "attention_bias", "false", "false"},
+    {"glm4_moe_lite", "rope_interleave", "true", "true"},
+    {"glm4_moe|glm4_moe_lite", "num_nextn_predict_layers", NULL, "0"}, // a folder may have further layers after the last one
     {NULL, "dtype", HF_DTYPES, NULL},
     {NULL, "torch_dtype", HF_DTYPES, NULL}, // name of dtype before transformers 5
 };
@@ -112,9 +114,9 @@ static void hf_check_nulls(const cJSON *root, const Family *family, const char *
     static const char *const refuses[][2] = {{"use_cache", HF_ANY},
                                              {"use_sliding_window", "qwen2|qwen3"},
                                              {"max_window_layers", "qwen2|qwen3"},
-                                             {"num_local_experts", "qwen3_moe|mixtral|glm4_moe|gpt_oss"},
-                                             {"n_routed_experts", "glm4_moe"},
-                                             {"n_shared_experts", "glm4_moe"},
+                                             {"num_local_experts", "qwen3_moe|mixtral|glm4_moe|glm4_moe_lite|gpt_oss"},
+                                             {"n_routed_experts", "glm4_moe|glm4_moe_lite"},
+                                             {"n_shared_experts", "glm4_moe|glm4_moe_lite"},
                                              {"original_max_position_embeddings", "phi3"}};
     const cJSON *item;
     cJSON_ArrayForEach(item, root) {

@@ -21,7 +21,7 @@ struct Activations {
     Stored *inner[BRANCHES_MOST]; // [n,C]      the branch before the norm after it; NULL without that norm
     Stored *x[BRANCHES_MOST + 1]; // [n,C]      x[0]: x_l. x[i + 1]: x[i] + branch i. The last one is x_{l+1}; in
                                   //            backward NULL
-    Stored *q_linear;             // [n,NH*HD]  queries before QK-norm; without QK-norm q
+    Stored *q_linear;             // [n,NH*HD]  queries before QK-norm; without QK-norm q; latent attention: [n,rank]
     Stored *q;                    // [n,NH*HD]  queries after QK-norm and RoPE
     Stored *attention_out;        // [n,NH*HD]  softmax(scale q k^T) v
     Summed *lse;                  // [n,NH]     log-sum-exp of the scores
@@ -79,7 +79,11 @@ static void activation_rows(Layer *layer, const Config *c) {
     { SIDE_MLP, of, FIELD(field), width, 1, LEVEL_PRODUCTS, {name, NULL, NULL}, 0 }
     const ActivationRow all[ACTIVATION_ROWS] = {
         MIXER(NORM1_WEIGHT, norm[0], C, LEVEL_ALL, "first norm"),
-        MIXER(O_WEIGHT, q_linear, d->qk_norm ? d->Q : 0, LEVEL_PRODUCTS, "queries before QK-norm"),
+        MIXER(O_WEIGHT, q_linear,
+              d->low       ? d->low
+              : d->qk_norm ? d->Q
+                           : 0,
+              LEVEL_PRODUCTS, "queries before QK-norm"),
         MIXER(O_WEIGHT, q, d->Q, d->qk_norm ? LEVEL_ALL : LEVEL_PRODUCTS, "queries"),
         KEPT(O_WEIGHT, attention_out, d->Q, 0, "attention output"),
         KEPT(O_WEIGHT, lse, d->NH, 1, "log-sum-exp"),
@@ -125,7 +129,7 @@ static void activation_rows(Layer *layer, const Config *c) {
 // Sets the levels at which a layer's keys and values stay. Keys that other layers read stay at every level.
 static void layer_keeps_keys(Layer *layer) {
     const Shapes *d = &layer->shape;
-    const int own = has_own_keys(layer), alone = own && !layer->lends, norm = own && d->qk_norm;
+    const int own = has_own_keys(layer), alone = own && !layer->lends, norm = own && (d->qk_norm || d->low);
     const int apart = own && d->value_norm && !d->values_are_keys; // the product of values differs from the values
     layer->key[KEYS_LINEAR] = norm ? LEVEL_PRODUCTS : LEVEL_NEVER;
     layer->key[VALUES_LINEAR] = apart ? LEVEL_PRODUCTS : LEVEL_NEVER;

@@ -5,7 +5,7 @@ stores only the window's keys and values; the window slides with the chunks (str
 */
 #ifndef LLMC_ATTENTION_H
 #define LLMC_ATTENTION_H
-#include "branch.h"
+#include "latent_attention.h"
 
 // Keys and values of chunk c. Products go to k_linear and v_linear, which are k and v themselves unless kept.
 typedef struct {
@@ -15,9 +15,9 @@ typedef struct {
 static ChunkKeys chunk_keys(const Visit *v) {
     const KeyValue *kv = &v->s->kv;
     ChunkKeys c;
-    c.k = key_value_at(v->s, kv->k, v->l, v->c.token), c.v = key_value_at(v->s, kv->v, v->l, v->c.token);
-    c.k_linear = kv->k_linear ? key_value_at(v->s, kv->k_linear, v->l, v->c.token) : c.k;
-    c.v_linear = kv->v_linear                      ? key_value_at(v->s, kv->v_linear, v->l, v->c.token)
+    c.k = key_value_at(v->s, KEYS, v->l, v->c.token), c.v = key_value_at(v->s, VALUES, v->l, v->c.token);
+    c.k_linear = kv->k_linear ? key_value_at(v->s, KEYS_LINEAR, v->l, v->c.token) : c.k;
+    c.v_linear = kv->v_linear                      ? key_value_at(v->s, VALUES_LINEAR, v->l, v->c.token)
                  : v->layer->shape.values_are_keys ? c.k_linear
                                                    : c.v;
     return c;
@@ -27,10 +27,16 @@ static ChunkKeys chunk_keys(const Visit *v) {
 static void keys_finish(const Visit *v, ChunkKeys c) {
     const StreamBP *s = v->s;
     const Shapes *d = &v->layer->shape;
-    const int again = keys_found(v);
+    const int again = keys_found(v), has_keys = again && layer_keeps_key(v->layer, KEYS);
+    if (is_latent(v)) {
+        if (!has_keys)
+            s->ops->norm_forward(c.k, c.k_linear, weight_of(v, K_NORM), NULL, NULL, v->c.n, d->KV, latent_norm());
+        if (!(again && layer_keeps_key(v->layer, VALUES))) shared_key_rotate(v, c.v, 0);
+        return;
+    }
     if (d->value_norm && !(again && layer_keeps_key(v->layer, VALUES)))
         s->ops->norm_forward(c.v, c.v_linear, NULL, NULL, NULL, v->c.n * d->NKV, d->HD, norm_of(s));
-    if (!(again && layer_keeps_key(v->layer, KEYS))) rotary_forward(v, K_NORM, c.k, c.k_linear);
+    if (!has_keys) rotary_forward(v, K_NORM, c.k, c.k_linear);
 }
 
 // Projects K[c], V[c] from the mixer's norm.
@@ -61,6 +67,10 @@ static void gates_split(const Visit *v, Stored *both, Stored *q, Stored *gate, i
 // Projects Q[c] before QK-norm from the mixer's norm, and the gate of attention's output if the family has a gate.
 static void queries_linear(const Visit *v, const Activations *a, Stored *q_linear, Stored *gate) {
     const size_t mark = arena_mark(v->s->arena);
+    if (is_latent(v)) {
+        linear_forward(v, QUERY_DOWN, q_linear, a->norm[0], NULL);
+        return;
+    }
     Stored *both = push_queries_and_gates(v, "queries and gates", q_linear);
     linear_forward(v, Q_WEIGHT, both, a->norm[0], NULL);
     gates_split(v, both, q_linear, gate, 0);
@@ -71,7 +81,11 @@ static void queries_linear(const Visit *v, const Activations *a, Stored *q_linea
 
 static void queries_project(const Visit *v, const Activations *a) {
     if (!is_found(v, a, a->q_linear)) queries_linear(v, a, a->q_linear, a->gate);
-    if (!is_found(v, a, a->q)) rotary_forward(v, Q_NORM, a->q, a->q_linear);
+    if (is_found(v, a, a->q)) return;
+    if (is_latent(v))
+        latent_queries(v, a->q, a->q_linear);
+    else
+        rotary_forward(v, Q_NORM, a->q, a->q_linear);
 }
 
 // Returns the elements of attention's output that a gate scales: one, or those of a head.
@@ -109,7 +123,7 @@ static void tree_attention_forward(const Visit *v, const Activations *a, Attenti
                                    Summed *sums, Summed *scratch) {
     const StreamBP *s = v->s;
     const size_t Q = v->layer->shape.Q, NH = v->layer->shape.NH;
-    const Stored *k = layer_keys(s, s->kv.k, v->l), *values = layer_keys(s, s->kv.v, v->l);
+    const Stored *k = layer_keys(s, KEYS, v->l), *values = layer_keys(s, VALUES, v->l);
     shape.partial = 1;
     s->ops->attention_forward(sums, a->lse, a->q, k, values, &shape, scratch);
     for (size_t i = 0; i < calls; i++) {
@@ -126,7 +140,7 @@ static void tree_attention_backward(const Visit *v, const Activations *a, Stored
                                     AttentionShape shape, size_t calls, Summed *sums, Summed *scratch) {
     const StreamBP *s = v->s;
     const size_t Q = v->layer->shape.Q, NH = v->layer->shape.NH;
-    const Stored *k = layer_keys(s, s->kv.k, v->l), *values = layer_keys(s, s->kv.v, v->l);
+    const Stored *k = layer_keys(s, KEYS, v->l), *values = layer_keys(s, VALUES, v->l);
     shape.partial = 1;
     s->ops->attention_backward(sums, s->kv.dk, s->kv.dv, dattention_out, a->attention_out, a->q, k, values, a->lse,
                                &shape, scratch);
@@ -141,17 +155,21 @@ static void tree_attention_backward(const Visit *v, const Activations *a, Stored
     s->ops->round_sums(dq, sums, v->c.n * Q);
 }
 
-// Runs the attention op, in a tree with forks in several calls.
+// Runs the attention op, in a tree with forks in several calls, of latents by ranges.
 static void attention_op_forward(const Visit *v, const Activations *a, Summed *scratch) {
     const StreamBP *s = v->s;
+    if (is_latent(v)) {
+        latent_attention(v, a, NULL, NULL, scratch);
+        return;
+    }
     const size_t mark = arena_mark(s->arena), calls = tree_calls(s, v->c, v->layer->window);
     const AttentionShape shape = attention_shape(s, v->l, layer_spans(s, v->l, v->c));
     Summed *sums = push_call_sums(v, "sums of attention output");
     if (merges_calls(s, calls))
         tree_attention_forward(v, a, shape, calls, sums, scratch);
     else
-        s->ops->attention_forward(a->attention_out, a->lse, a->q, layer_keys(s, s->kv.k, v->l),
-                                  layer_keys(s, s->kv.v, v->l), &shape, scratch);
+        s->ops->attention_forward(a->attention_out, a->lse, a->q, layer_keys(s, KEYS, v->l),
+                                  layer_keys(s, VALUES, v->l), &shape, scratch);
     sinks_forward(v, a->attention_out, a->lse, v->c.n);
     arena_pop(s->arena, mark);
 }
@@ -160,6 +178,10 @@ static void attention_op_forward(const Visit *v, const Activations *a, Summed *s
 static void attention_op_backward(const Visit *v, const Activations *a, Stored *dq, Stored *dattention_out,
                                   Summed *scratch) {
     const StreamBP *s = v->s;
+    if (is_latent(v)) {
+        latent_attention(v, a, dq, dattention_out, scratch);
+        return;
+    }
     const size_t mark = arena_mark(s->arena), calls = tree_calls(s, v->c, v->layer->window);
     const AttentionShape shape = attention_shape(s, v->l, layer_spans(s, v->l, v->c));
     Summed *sums = push_call_sums(v, "sums of gradient of queries");
@@ -167,7 +189,7 @@ static void attention_op_backward(const Visit *v, const Activations *a, Stored *
         tree_attention_backward(v, a, dq, dattention_out, shape, calls, sums, scratch);
     else
         s->ops->attention_backward(dq, s->kv.dk, s->kv.dv, dattention_out, a->attention_out, a->q,
-                                   layer_keys(s, s->kv.k, v->l), layer_keys(s, s->kv.v, v->l), a->lse, &shape, scratch);
+                                   layer_keys(s, KEYS, v->l), layer_keys(s, VALUES, v->l), a->lse, &shape, scratch);
     arena_pop(s->arena, mark);
 }
 
@@ -201,6 +223,10 @@ static void output_backward(const Visit *v, const Activations *a, const Stored *
 // Adds the gradient through queries and gates to dnorm. Overwrites dq.
 static void queries_backward(const Visit *v, Activations *a, Stored *dq) {
     const StreamBP *s = v->s;
+    if (is_latent(v)) {
+        latent_queries_backward(v, a, dq);
+        return;
+    }
     const size_t mark = arena_mark(s->arena);
     rotary_backward(v, Q_NORM, dq, a->q_linear);
     Stored *dout = push_queries_and_gates(v, "gradient of queries and gates", dq);
@@ -229,10 +255,10 @@ static void attention_backward(const Visit *v, Activations *a, Stored *dx) {
 static void values_backward(const Visit *v, Activations *a, Stored *dkv, Stored *v_linear) {
     const StreamBP *s = v->s;
     const Shapes *d = &v->layer->shape;
-    s->ops->round_sums(dkv, key_gradient_at(s, s->kv.dv, v->l, v->c.token), v->c.n * d->KV);
+    s->ops->round_sums(dkv, key_gradient_at(s, VALUES, v->l, v->c.token), v->c.n * d->KV);
     if (v_linear) {
         if (s->kv.v_linear)
-            v_linear = key_value_at(s, s->kv.v_linear, v->l, v->c.token);
+            v_linear = key_value_at(s, VALUES_LINEAR, v->l, v->c.token);
         else
             linear_forward(v, V_WEIGHT, v_linear, a->norm[0], NULL);
         norm_rows_backward(s, dkv, NULL, NULL, dkv, v_linear, NULL, v->c.n * d->NKV, d->HD, 0);
@@ -243,8 +269,8 @@ static void values_backward(const Visit *v, Activations *a, Stored *dkv, Stored 
 // Returns keys before QK-norm: kept, or projected again and pushed. NULL without QK-norm
 static Stored *keys_linear(const Visit *v, const Activations *a) {
     const StreamBP *s = v->s;
-    if (!v->layer->shape.qk_norm) return NULL;
-    if (s->kv.k_linear) return key_value_at(s, s->kv.k_linear, v->l, v->c.token);
+    if (!v->layer->shape.qk_norm && !is_latent(v)) return NULL;
+    if (s->kv.k_linear) return key_value_at(s, KEYS_LINEAR, v->l, v->c.token);
     Stored *k_linear = push_stored(s, SHARE_WORKSPACE, "keys before QK-norm", v->c.n * v->layer->shape.KV);
     linear_forward(v, K_WEIGHT, k_linear, a->norm[0], NULL);
     rotate_product(v, K_NORM, k_linear);
@@ -257,13 +283,19 @@ static void kv_backward(const Visit *v, Activations *a, Stored *dx) {
     const Shapes *d = &v->layer->shape;
     mixer_gradient_begin(v, a, dx);
     const size_t mark = arena_mark(s->arena), count = v->c.n * d->KV;
+    if (is_latent(v)) {
+        latents_backward(v, a, keys_linear(v, a));
+        mixer_gradient_end(v, a, dx);
+        arena_pop(s->arena, mark);
+        return;
+    }
     Stored *dkv = push_stored(s, SHARE_WORKSPACE, "gradient of keys or values", count);
     Stored *dvalues = d->value_norm ? push_stored(s, SHARE_WORKSPACE, "values before their norm", count) : NULL;
     Stored *k_linear = keys_linear(v, a);
-    s->ops->round_sums(dkv, key_gradient_at(s, s->kv.dk, v->l, v->c.token), count);
+    s->ops->round_sums(dkv, key_gradient_at(s, KEYS, v->l, v->c.token), count);
     rotary_backward(v, K_NORM, dkv, k_linear);
     if (d->values_are_keys) { // one product makes both: dkv is the sum of both gradients
-        s->ops->round_sums(dvalues, key_gradient_at(s, s->kv.dv, v->l, v->c.token), count);
+        s->ops->round_sums(dvalues, key_gradient_at(s, VALUES, v->l, v->c.token), count);
         norm_rows_backward(s, dkv, NULL, NULL, dvalues, k_linear, NULL, v->c.n * d->NKV, d->HD, 1);
         mixer_input_backward(v, a, linear_of(v, K_WEIGHT), dkv);
     } else {

@@ -15,11 +15,6 @@ Keys lie in memory of one layer, and are loaded when the layer's backward begins
 #include "activations.h"
 
 // ---- keys and values ------------------------------------------------------------------------------------------------
-static Stored **key_tensor(StreamBP *s, KeyTensor i) {
-    Stored **const of[KEY_TENSORS] = {&s->kv.k, &s->kv.v, &s->kv.k_linear, &s->kv.v_linear};
-    return of[i];
-}
-
 static int layer_keeps_key(const Layer *layer, KeyTensor i) { return layer->key[i] <= layer->level; }
 
 // Tells whether this pass finds the products of the layer's keys and values, which forward kept.
@@ -39,7 +34,7 @@ static void push_kept_keys(StreamBP *s) {
             size_t count = 0;
             for (size_t l = 0; l < s->model->config.num_hidden_layers; l++)
                 if (layer_of(s, l)->off == off && layer_keeps_key(layer_of(s, l), (KeyTensor)i))
-                    count += keys_of_layer(s, l);
+                    count += keys_of_layer(s, (KeyTensor)i, l);
             s->kept.keys[off][i] = count ? (Stored *)arena_push(off ? memory_of(&s->memory, PLACED_KEPT) : s->arena,
                                                                 SHARE_KV, names[i], count, dtype_size(s->model->dtype))
                                          : NULL;
@@ -51,7 +46,7 @@ static Stored *kept_keys(const StreamBP *s, size_t l, KeyTensor i) {
     const int off = layer_of(s, l)->off;
     size_t elements = 0;
     for (size_t e = 0; e < l; e++)
-        if (layer_of(s, e)->off == off && layer_keeps_key(layer_of(s, e), i)) elements += keys_of_layer(s, e);
+        if (layer_of(s, e)->off == off && layer_keeps_key(layer_of(s, e), i)) elements += keys_of_layer(s, i, e);
     return stored_row(s, s->kept.keys[off][i], elements, 1);
 }
 
@@ -72,7 +67,7 @@ static void push_keys(const Visit *v) {
         if (kept && !v->layer->off)
             *key_tensor(s, (KeyTensor)i) = kept_keys(s, v->l, (KeyTensor)i);
         else if ((kept && moves) || (i <= VALUES && !shares))
-            *key_tensor(s, (KeyTensor)i) = push_stored(s, SHARE_KV, names[i], keys_of_layers(s, 0));
+            *key_tensor(s, (KeyTensor)i) = push_stored(s, SHARE_KV, names[i], keys_of_layers(s, (KeyTensor)i, 0));
     }
     if (s->now.pass == PASS_BACKWARD && !shares) push_key_value_gradients(s);
 }
@@ -80,15 +75,17 @@ static void push_keys(const Visit *v) {
 // Starts loading (`in`) or storing a layer's kept keys and values: of all tokens, or of chunk c.
 static void kept_keys_move(const Visit *v, PageSlot *slot, int in) {
     StreamBP *s = v->s;
-    const size_t width = v->layer->shape.KV, size = dtype_size(s->model->dtype);
+    const size_t size = dtype_size(s->model->dtype);
     const Range tokens = {in ? 0 : v->c.token, in ? s->now.N : v->c.n};
     const Pager pager = in ? layer_pager(&s->memory, PLACED_KEPT) : chunk_pager(&s->memory, PLACED_KEPT, 1);
     if (!keeps_off_device(v) || !keeps(v, LEVEL_PRODUCTS)) return;
-    for (int i = 0; i < KEY_TENSORS; i++)
+    for (int i = 0; i < KEY_TENSORS; i++) {
+        const size_t width = key_width(&v->layer->shape, (KeyTensor)i);
         if (layer_keeps_key(v->layer, (KeyTensor)i))
             page_move(pager, slot, in, stored_row(s, *key_tensor(s, (KeyTensor)i), tokens.begin, width),
                       stored_row(s, kept_keys(s, v->l, (KeyTensor)i), tokens.begin, width),
                       tokens.count * width * size);
+    }
 }
 
 // Loads a layer's kept keys and values from off-device.

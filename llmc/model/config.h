@@ -58,12 +58,14 @@ typedef struct {
     size_t decoder_sparse_step;                   // every n-th layer has experts
     size_t first_k_dense_replace;                 // the first n layers have no experts
     uint8_t mlp_only_layers[LAYER_TYPES_MAX / 8]; // layers without experts, a bit each
-    size_t n_group, topk_group;                   // RouterShape.groups, .kept
-    int norm_topk_prob;                           // RouterShape.normalised
-    double routed_scaling_factor;                 // RouterShape.scale
-    double router_aux_loss_coef;                  // weight of the loss that balances the experts
-    double swiglu_alpha, swiglu_limit;            // Activation.alpha, .limit
-    int use_qk_norm;                              // 0: the model lacks the family's QK-norm
+    // latent attention: ranks of queries and of keys and values, 0: none; elements of a head's keys, of its values
+    size_t q_lora_rank, kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim;
+    size_t n_group, topk_group;        // RouterShape.groups, .kept
+    int norm_topk_prob;                // RouterShape.normalised
+    double routed_scaling_factor;      // RouterShape.scale
+    double router_aux_loss_coef;       // weight of the loss that balances the experts
+    double swiglu_alpha, swiglu_limit; // Activation.alpha, .limit
+    int use_qk_norm;                   // 0: the model lacks the family's QK-norm
     // heads of layers with full attention, if they differ from heads of windowed layers; 0: they do not
     size_t global_head_dim, num_global_key_value_heads;
     int attention_k_eq_v;        // full attention: values are the keys before their norm
@@ -153,6 +155,11 @@ static const ConfigKey config_keys[] = {
     {KEY(linear_value_head_dim), NULL, KEY_SIZE, 1, 1024, 0, OPTIONAL},
     {KEY(linear_conv_kernel_dim), "conv_L_cache", KEY_SIZE, 1, CONV_TAPS_MAX, 0, OPTIONAL},
     {KEY(linear_allow_neg_eigval), NULL, KEY_BOOL, 0, 1, 0, OPTIONAL},
+    {KEY(q_lora_rank), NULL, KEY_SIZE, 1, 1 << 16, 0, OPTIONAL},
+    {KEY(kv_lora_rank), NULL, KEY_SIZE, 1, 1 << 16, 0, OPTIONAL},
+    {KEY(qk_nope_head_dim), NULL, KEY_SIZE, 1, 1024, 0, OPTIONAL},
+    {KEY(qk_rope_head_dim), NULL, KEY_SIZE, 1, 1024, 0, OPTIONAL},
+    {KEY(v_head_dim), NULL, KEY_SIZE, 1, 1024, 0, OPTIONAL},
     {KEY(num_experts), "num_local_experts", KEY_SIZE, 0, EXPERTS_MOST, 0, OPTIONAL},
     {KEY(num_experts_per_tok), "top_k_experts", KEY_SIZE, 1, CHOSEN_MOST, 0, OPTIONAL},
     {KEY(moe_intermediate_size), NULL, KEY_SIZE, 1, 1 << 22, 0, OPTIONAL},
@@ -213,6 +220,7 @@ static int family_has_key(const Family *family, const char *name) {
     if (key->optional) return family_names_key(family, name);
     if (text_is_one_of(name, "rope_theta|pad_token_id")) return !family->learned_positions;
     if (!strcmp(name, "intermediate_size")) return !family->router || family_names_key(family, name);
+    if (text_is_one_of(name, "head_dim|attention_bias") && family_names_key(family, "kv_lora_rank")) return 0;
     if (!strcmp(name, "num_key_value_heads") || !strcmp(name, "head_dim")) return !family->biases;
     if (!strcmp(name, "attention_bias"))
         return !family->biases && !family->qkv_bias && !family->same_windows &&
@@ -658,6 +666,28 @@ static void config_finish_hybrid(Config *c, const char *where, int code) {
                  c->family->name);
 }
 
+// Sets the head of latent attention. Refuses shapes that its keys and values cannot have here.
+static void config_finish_latents(Config *c, const char *where, int code) {
+    const RopeScaling *r = &c->rope;
+    if (!c->kv_lora_rank) return;
+    c->head_dim = c->qk_nope_head_dim + c->qk_rope_head_dim;
+    if (c->v_head_dim != c->head_dim)
+        die_with(code,
+                 "%s: v_head_dim %zu must be qk_nope_head_dim + qk_rope_head_dim, %zu: other values are not supported",
+                 where, c->v_head_dim, c->head_dim);
+    if (c->num_key_value_heads && c->num_key_value_heads != c->num_attention_heads)
+        die_with(code, "%s: num_key_value_heads %zu must be num_attention_heads %zu", where, c->num_key_value_heads,
+                 c->num_attention_heads);
+    if (c->qk_nope_head_dim % 2 || c->qk_rope_head_dim % 2)
+        die_with(code, "%s: qk_nope_head_dim %zu and qk_rope_head_dim %zu must be even", where, c->qk_nope_head_dim,
+                 c->qk_rope_head_dim);
+    const int unscaled =
+        r->attention_factor > 0 ? r->attention_factor == 1 : r->mscale > 0 && r->mscale == r->mscale_all_dim;
+    if (r->type != ROPE_DEFAULT && (r->type != ROPE_YARN || !unscaled))
+        die_with(code, "%s: %s supports rope_type default, or yarn with mscale = mscale_all_dim; give one of the two",
+                 where, c->family->name);
+}
+
 // Sets keys of some families that follow from other keys.
 static void config_finish_derived(Config *config, const char *where, int code) {
     const Family *family = config->family;
@@ -686,6 +716,7 @@ static void config_finish(Config *config, const char *where, int code) {
         die_with(code, "%s: pad_token_id %zu must be below vocab_size %zu", where, config->pad_token_id,
                  config->vocab_size);
     if (!config->num_key_value_heads) config->num_key_value_heads = config->num_attention_heads;
+    config_finish_latents(config, where, code);
     if (!config->head_dim) {
         if (config->hidden_size % config->num_attention_heads)
             die_with(code,

@@ -23,7 +23,7 @@ typedef enum {
     ROUTER_WEIGHT, SHARED_SCALE_WEIGHT, SHARED_GATE_WEIGHT, SHARED_UP_WEIGHT, SHARED_DOWN_WEIGHT, // experts
     EXPERTS_GATE_UP, EXPERTS_DOWN,
     POST_NORM2,
-    SINKS, OUTPUT_GATE, // attention
+    SINKS, OUTPUT_GATE, QUERY_DOWN, KEY_VALUE_UP, // attention
     ROUTER_BIAS, ROUTER_NORM, EXPERTS_SCALE, EXPERTS_GATE_UP_BIAS, EXPERTS_DOWN_BIAS, // experts
     DENSE_POST_NORM, EXPERTS_PRE_NORM, EXPERTS_POST_NORM, // experts next to a dense MLP
     INPUT_TABLE, INPUT_PROJECTION, INPUT_GATE, INPUT_OUT, INPUT_NORM, // the layer's own input
@@ -126,15 +126,23 @@ static int family_has_convolution(const Family *family) { return strchr(family->
 #define LFM_MLP_NAMES "feed_forward.w1.weight", "feed_forward.w3.weight", NULL, NULL, "feed_forward.w2.weight", NULL
 #define NO_MLP_NAMES NULL, NULL, NULL, NULL, NULL, NULL
 #define FUSED_MLP_NAMES "mlp.gate_up_proj.weight", NULL, NULL, NULL, "mlp.down_proj.weight", NULL
+// Latent attention: Q_WEIGHT is the second product of queries; K_WEIGHT and V_WEIGHT make the latent and the shared key
+#define LATENT_NAMES "self_attn.q_b_proj.weight", "self_attn.kv_a_proj_with_mqa.weight", NULL, NULL, NULL, NULL,       \
+    "self_attn.q_a_layernorm.weight", "self_attn.kv_a_layernorm.weight", "self_attn.o_proj.weight", NULL
 #define NO_EXPERT_NAMES NULL, NULL, NULL, NULL, NULL, NULL, NULL
 #define EXPERT_NAMES "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
 #define SHARED_EXPERT_NAMES "mlp.gate.weight", "mlp.shared_expert_gate.weight", "mlp.shared_expert.gate_proj.weight",  \
     "mlp.shared_expert.up_proj.weight", "mlp.shared_expert.down_proj.weight", EXPERT_NAMES
+#define SHARED_EXPERTS_NAMES "mlp.gate.weight", NULL, "mlp.shared_experts.gate_proj.weight",                            \
+    "mlp.shared_experts.up_proj.weight", "mlp.shared_experts.down_proj.weight", EXPERT_NAMES
 #define SPLIT_NAMES {"mlp.experts.%zu.gate_proj.weight", "mlp.experts.%zu.up_proj.weight",                            \
     "mlp.experts.%zu.down_proj.weight"}
 // Names of a layer with norms before attention and MLP. Arguments: the names of linear attention's and MLP's tensors
 #define BLOCK_NAMES(LINEAR, MLP) "input_layernorm.weight", NULL, ATTENTION_NAMES, LINEAR, NULL,                        \
     "post_attention_layernorm.weight", NULL, MLP
+#define LATENT_BLOCK_NAMES "input_layernorm.weight", NULL, LATENT_NAMES, NO_LINEAR_NAMES, NULL,                        \
+    "post_attention_layernorm.weight", NULL, MLP_NAMES, SHARED_EXPERTS_NAMES, NULL, NULL, NULL,                        \
+    "self_attn.q_a_proj.weight", "self_attn.kv_b_proj.weight"
 #define LLAMA_LAYER_NAMES {BLOCK_NAMES(NO_LINEAR_NAMES, MLP_NAMES)}
 #define OLMO_LAYER_NAMES {NULL, NULL, ATTENTION_NAMES, NO_LINEAR_NAMES, "post_attention_layernorm.weight", NULL, NULL, \
     MLP_NAMES, NO_EXPERT_NAMES, "post_feedforward_layernorm.weight"}
@@ -371,9 +379,17 @@ static const Family families[] = {
      "routed_scaling_factor=1",
      .layer_types = "", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qk_norm = QK_NORM_HEADS,
      .no_output_bias = 1, .router = ROUTER_SIGMOID, .router_epsilon = 1e-20,
-     TENSOR_NAMES({BLOCK_NAMES(NO_LINEAR_NAMES, MLP_NAMES), "mlp.gate.weight", NULL,
-      "mlp.shared_experts.gate_proj.weight", "mlp.shared_experts.up_proj.weight",
-      "mlp.shared_experts.down_proj.weight", EXPERT_NAMES}, .expert = SPLIT_NAMES)},
+     TENSOR_NAMES({BLOCK_NAMES(NO_LINEAR_NAMES, MLP_NAMES), SHARED_EXPERTS_NAMES}, .expert = SPLIT_NAMES)},
+    {.name = "glm4_moe_lite", .model_type = "glm4_moe_lite", .architecture = "Glm4MoeLiteForCausalLM",
+     .defaults =
+     "vocab_size=154880,hidden_size=2048,intermediate_size=10240,num_hidden_layers=47,num_attention_heads=20,"
+     "max_position_embeddings=202752,rms_norm_eps=1e-5,rope_theta=10000,q_lora_rank=768,kv_lora_rank=512,"
+     "qk_nope_head_dim=192,qk_rope_head_dim=64,v_head_dim=256,num_experts=64,num_experts_per_tok=4,"
+     "moe_intermediate_size=1536,shared_expert_intermediate_size=1536,mlp_only_layers=0,n_group=1,topk_group=1,"
+     "norm_topk_prob=true,routed_scaling_factor=1.8",
+     .layer_types = "", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .router = ROUTER_SIGMOID,
+     .router_epsilon = 1e-20, .interleaved = 1,
+     TENSOR_NAMES({LATENT_BLOCK_NAMES}, .expert = SPLIT_NAMES)},
     {.name = "lfm2_moe", .model_type = "lfm2_moe", .architecture = "Lfm2MoeForCausalLM",
      .defaults =
      "vocab_size=65536,hidden_size=2048,intermediate_size=7168,num_hidden_layers=32,num_attention_heads=32,"
@@ -396,7 +412,7 @@ static const Family families[] = {
      .layer_types = "s", .norm = NORM_RMS, .activation = ACTIVATION_CLAMPED, .router = ROUTER_SOFTMAX,
      .expert_biases = 1, .expert_columns = 1, .sinks = 1,
      TENSOR_NAMES({BLOCK_NAMES(NO_LINEAR_NAMES, NO_MLP_NAMES), "mlp.router.weight", NULL, NULL, NULL, NULL,
-      EXPERT_NAMES, NULL, "self_attn.sinks", NULL, "mlp.router.bias", NULL, NULL, "mlp.experts.gate_up_proj_bias",
+      EXPERT_NAMES, NULL, "self_attn.sinks", NULL, NULL, NULL, "mlp.router.bias", NULL, NULL, "mlp.experts.gate_up_proj_bias",
       "mlp.experts.down_proj_bias"})},
     {.name = "gemma4", .model_type = "gemma4_text", .architecture = "Gemma4ForCausalLM",
      .defaults =
@@ -412,7 +428,7 @@ static const Family families[] = {
      .last_full = 1, .proportional = 1, .layer_scalars = 1, .plain_rope = 1,
      TENSOR_NAMES({"input_layernorm.weight", NULL, ATTENTION_NAMES, NO_LINEAR_NAMES, "post_attention_layernorm.weight",
       "pre_feedforward_layernorm.weight", NULL, MLP_NAMES, "router.proj.weight", NULL, NULL, NULL, NULL,
-      "experts.gate_up_proj", "experts.down_proj", "post_feedforward_layernorm.weight", NULL, NULL, NULL, "router.scale",
+      "experts.gate_up_proj", "experts.down_proj", "post_feedforward_layernorm.weight", NULL, NULL, NULL, NULL, NULL, "router.scale",
       "router.per_expert_scale", NULL, NULL, "post_feedforward_layernorm_1.weight",
       "pre_feedforward_layernorm_2.weight", "post_feedforward_layernorm_2.weight", "embed_tokens_per_layer.weight",
       "per_layer_model_projection.weight", "per_layer_input_gate.weight", "per_layer_projection.weight",
@@ -545,6 +561,7 @@ static const Preset presets[] = {
     {"glm4.5", "zai-org/GLM-4.5", "glm4_moe", {5120, 12288, 92, 0, 0},
      GLM45 ",use_qk_norm=true,num_experts=160,moe_intermediate_size=1536,first_k_dense_replace=3,"
            "routed_scaling_factor=2.5"},
+    {"glm4.7-flash", "zai-org/GLM-4.7-Flash", "glm4_moe_lite", {0}, "rope_theta=1000000"},
     {"gemma4-31b", "google/gemma-4-31B", "gemma4", {5376, 21504, 60, 32, 16}, GEMMA4L "num_global_key_value_heads=4"},
     {"gemma4-12b", "google/gemma-4-12B", "gemma4", {3840, 15360, 48, 16, 8}, GEMMA4L "num_global_key_value_heads=1"},
     {"gemma4-26b-a4b", "google/gemma-4-26B-A4B", "gemma4", {2816, 2112, 30, 16, 8},

@@ -55,7 +55,7 @@ static const LayerTensor lora_tensors[] = {
     Q_WEIGHT, K_WEIGHT, V_WEIGHT, O_WEIGHT, IN_QKV_WEIGHT, IN_Z_WEIGHT, IN_B_WEIGHT, IN_A_WEIGHT, OUT_WEIGHT,
     GATE_WEIGHT, UP_WEIGHT, DOWN_WEIGHT,
     ROUTER_WEIGHT, SHARED_SCALE_WEIGHT, SHARED_GATE_WEIGHT, SHARED_UP_WEIGHT, SHARED_DOWN_WEIGHT, EXPERTS_GATE_UP,
-    EXPERTS_DOWN, INPUT_GATE, INPUT_OUT, OUTPUT_GATE, IN_K_WEIGHT, IN_V_WEIGHT,
+    EXPERTS_DOWN, INPUT_GATE, INPUT_OUT, OUTPUT_GATE, IN_K_WEIGHT, IN_V_WEIGHT, QUERY_DOWN, KEY_VALUE_UP,
 };
 // clang-format on
 #define LORA_TENSORS (sizeof(lora_tensors) / sizeof(lora_tensors[0]))
@@ -145,13 +145,15 @@ static int lora_names_module(const char *module, const char *target, size_t leng
     return length == all || (length > 0 && module[all - length - 1] == '.');
 }
 
-// Returns the modules that get adapters by default: all modules; in a model with experts only the modules before the
-// MLP.
+// Returns the modules that get adapters by default: all modules; in a model with experts only the modules of the
+// mixer.
 static unsigned lora_usual_modules(const Config *c) {
     const int experts = expert_layers_before(c, c->num_hidden_layers) != 0;
     unsigned usual = 0;
-    for (size_t i = 0; lora_module_at(c->family, i) < LORA_TENSORS; i++)
-        if (!experts || lora_tensor(c->family, i) < GATE_WEIGHT) usual |= 1u << i;
+    for (size_t i = 0; lora_module_at(c->family, i) < LORA_TENSORS; i++) {
+        const LayerTensor tensor = lora_tensor(c->family, i);
+        if (!experts || tensor < GATE_WEIGHT || tensor == QUERY_DOWN || tensor == KEY_VALUE_UP) usual |= 1u << i;
+    }
     return usual;
 }
 
@@ -376,10 +378,12 @@ static uint64_t lora_key(const Lora *lora) {
     const uint64_t key = checksum_of(1, &scale, sizeof(scale));
     const size_t L = lora->table.config.num_hidden_layers;
     const Family *family = lora->table.config.family;
-    const size_t row = sizeof(LoraModule) * (family->names.layer[IN_K_WEIGHT]  ? LORA_TENSORS
-                                             : family->names.layer[INPUT_GATE] ? (size_t)LORA_INPUT_TENSORS
-                                             : family->router                  ? (size_t)LORA_EXPERT_TENSORS
-                                                                               : (size_t)LORA_DENSE_TENSORS);
+    const size_t row = sizeof(LoraModule) * (family->names.layer[IN_K_WEIGHT]    ? LORA_TENSORS
+                                             : family->names.layer[KEY_VALUE_UP] ? LORA_TENSORS
+                                             : family->names.layer[INPUT_GATE]   ? (size_t)LORA_INPUT_TENSORS
+                                             : family->router                    ? (size_t)LORA_EXPERT_TENSORS
+
+                                                              : (size_t)LORA_DENSE_TENSORS);
     Checksum sum = {{0, 0}};
     for (size_t l = 0; lora->each && l < L; l++) checksum_add(&sum, l * row, &lora->each[l * LORA_TENSORS], row);
     const uint64_t layers = lora->each ? checksum_value(key, &sum, L * row) : key;

@@ -159,8 +159,9 @@ static size_t linear_channels(const Config *c) {
 static TensorShape layer_tensor_shape(const Config *c, unsigned form, LayerTensor tensor) {
     const Family *family = c->family;
     const size_t C = c->hidden_size, HD = head_dim_of(c, form), q = c->num_attention_heads * HD;
-    const size_t FF = intermediate_size_of(c, form), kv = form & FORM_BORROWS ? 0 : key_value_heads_of(c, form) * HD;
-    const size_t values_too = values_are_keys(c, form) ? 0 : kv;
+    const size_t FF = intermediate_size_of(c, form), low = c->q_lora_rank, latent = c->kv_lora_rank;
+    const size_t kv = latent ? latent : form & FORM_BORROWS ? 0 : key_value_heads_of(c, form) * HD;
+    const size_t values_too = latent ? c->qk_rope_head_dim : values_are_keys(c, form) ? 0 : kv;
     const int pre_norms = form & FORM_LINEAR && family->linear_pre_norms; // and no norms after branches
     const size_t gated = family->activation == ACTIVATION_GELU ? 0 : FF;
     const size_t post_norm = family->post_norms && !pre_norms ? C : 0;
@@ -174,7 +175,7 @@ static TensorShape layer_tensor_shape(const Config *c, unsigned form, LayerTenso
     const size_t apart = family->names.layer[IN_K_WEIGHT] != NULL, keys = (W - values) / 2;
     const size_t E = c->num_experts, I = c->moe_intermediate_size, shared = c->shared_expert_intermediate_size;
     const size_t biased = family->expert_biases, beside = family->experts_beside, P = c->hidden_size_per_layer_input;
-    const int late = tensor == SINKS || tensor == OUTPUT_GATE; // of attention, after the MLP in memory
+    const int late = tensor >= SINKS && tensor <= KEY_VALUE_UP; // of attention, after the MLP in memory
     const int attention = (tensor >= Q_WEIGHT && tensor <= O_BIAS) || late;
     const int linear = tensor >= IN_QKV_WEIGHT && tensor <= OUT_WEIGHT;
     const int rule = linear && tensor > IN_V_WEIGHT && tensor != CONV_WEIGHT && tensor != OUT_WEIGHT;
@@ -191,11 +192,12 @@ static TensorShape layer_tensor_shape(const Config *c, unsigned form, LayerTenso
     // clang-format off
     const TensorShape shapes[LAYER_TENSORS] = {
         {ROLE_NORM, pre_norm, 0, 0}, {ROLE_BIAS, layer_norm, 0, 0},
-        {ROLE_LINEAR, family->gated_attention ? 2 * q : q, C, 0}, {ROLE_LINEAR, kv, C, 0},
+        {ROLE_LINEAR, family->gated_attention ? 2 * q : q, low ? low : C, 0}, {ROLE_LINEAR, kv, C, 0},
         {ROLE_LINEAR, values_too, C, 0},
         {ROLE_BIAS, (family->gated_attention ? 2 * q : q) * qkv_bias, 0, 0},
         {ROLE_BIAS, kv * qkv_bias, 0, 0}, {ROLE_BIAS, values_too * qkv_bias, 0, 0},
-        {ROLE_NORM, whole ? q : head_norm, 0, 0}, {ROLE_NORM, whole || !kv ? kv : head_norm, 0, 0},
+        {ROLE_NORM, low ? low : whole ? q : head_norm, 0, 0},
+        {ROLE_NORM, latent || whole || !kv ? kv : head_norm, 0, 0},
         {ROLE_LINEAR, C, q, 0}, {ROLE_BIAS, C * o_bias, 0, 0},
         {ROLE_LINEAR, form & FORM_CONVOLUTION ? 3 * W : apart ? keys : W, C, 0}, {ROLE_LINEAR, apart * keys, C, 0}, {ROLE_LINEAR, apart * values, C, 0},
         {ROLE_LINEAR, values, C, 0}, {ROLE_LINEAR, HV, C, 0}, {ROLE_LINEAR, HV, C, 0},
@@ -212,7 +214,8 @@ static TensorShape layer_tensor_shape(const Config *c, unsigned form, LayerTenso
         {ROLE_LINEAR, 2 * E * I, C, E}, {ROLE_LINEAR, E * C, I, E},
         {ROLE_NORM, post_norm, 0, 0},
         {ROLE_BIAS, family->sinks ? c->num_attention_heads : 0, 0, 0},
-        {ROLE_LINEAR, family->head_gates ? c->num_attention_heads : family->names.layer[OUTPUT_GATE] ? q : 0, C, 0},
+        {ROLE_LINEAR, family->head_gates ? c->num_attention_heads : family->names.layer[OUTPUT_GATE] ? q : 0, C, 0}, {ROLE_LINEAR, low, C, 0},
+        {ROLE_LINEAR, latent ? 2 * q - c->num_attention_heads * c->qk_rope_head_dim : 0, latent, 0},
         {ROLE_BIAS, E * biased, 0, 0}, {ROLE_NORM, C * beside, 0, 0}, {ROLE_NORM, E * beside, 0, 0},
         {ROLE_BIAS, 2 * E * I * biased, 0, E}, {ROLE_BIAS, E * C * biased, 0, E},
         {ROLE_NORM, C * beside, 0, 0}, {ROLE_NORM, C * beside, 0, 0}, {ROLE_NORM, C * beside, 0, 0},

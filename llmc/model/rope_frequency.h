@@ -48,9 +48,12 @@ static float rope_llama3(const Config *c, float frequency) {
     return rope_rounded((double)((1 - smooth) * frequency / factor)) + rope_rounded((double)(smooth * frequency));
 }
 
+// Returns the elements of a head that frequencies spread over: of latent attention the last ones.
+static size_t rope_width(const Config *c) { return c->qk_rope_head_dim ? c->qk_rope_head_dim : rotary_width(c); }
+
 // Returns the index of the pair that turns `rotations` times over the original length.
 static double rope_yarn_pair(const Config *c, double rotations) {
-    return (double)rotary_width(c) * log((double)c->rope.original_max_position_embeddings / (rotations * TWO_PI)) /
+    return (double)rope_width(c) * log((double)c->rope.original_max_position_embeddings / (rotations * TWO_PI)) /
            (2 * log(c->rope_theta));
 }
 
@@ -58,7 +61,7 @@ static double rope_yarn_pair(const Config *c, double rotations) {
 static float rope_yarn(const Config *c, size_t i, float power) {
     double low = rope_yarn_pair(c, c->rope.beta_fast), high = rope_yarn_pair(c, c->rope.beta_slow);
     if (c->rope.truncate) low = floor(low), high = ceil(high);
-    low = fmax(low, 0), high = fmin(high, (double)rotary_width(c) - 1);
+    low = fmax(low, 0), high = fmin(high, (double)rope_width(c) - 1);
     if (low == high) high += 0.001;
     const float ramp = ((float)i - (float)low) / (float)(high - low);
     const float as_is = 1 - (ramp < 0 ? 0 : ramp > 1 ? 1 : ramp);
@@ -72,7 +75,8 @@ enum { ROPE_VECTOR = 32 }; // powers that torch computes at a time with SLEEF (A
 static size_t rope_pairs(const Config *c, int local) { return rotary_width_of(c, local ? FORM_WINDOW : FORM_FULL) / 2; }
 
 // Fills inverse_frequency[rope_pairs]. local: for layers with a window, which may have a base of their own. With
-// proportional positions, full attention's pairs after the rotated share get frequency 0
+// proportional positions, full attention's pairs after the rotated share get frequency 0; with latent attention the pairs
+// before it
 static void rope_frequencies(const Config *c, int local, float *inverse_frequency) {
     const int own = local && c->rope_local_base_freq > 0;
     const double d = (double)c->head_dim, grown = c->rope.type == ROPE_DYNAMIC ? pow(c->rope.alpha, d / (d - 2)) : 1;
@@ -81,6 +85,10 @@ static void rope_frequencies(const Config *c, int local, float *inverse_frequenc
     if (c->family->proportional && !local) {
         memset(inverse_frequency, 0, pairs * sizeof(float));
         pairs = (size_t)(c->partial_rotary_factor * (double)width) / 2;
+    }
+    if (c->qk_rope_head_dim) {
+        memset(inverse_frequency, 0, pairs * sizeof(float));
+        inverse_frequency += c->qk_nope_head_dim / 2, width = rope_width(c), pairs = width / 2;
     }
     for (size_t i = 0; i < pairs; i++) {
         const float exponent = (float)(2 * i) / (float)width;

@@ -20,6 +20,37 @@ static void case_split_heads(const OpShape *s) {
 // Returns the elements of a gate: 1, or a head's.
 static size_t gate_width(const OpShape *s) { return s->joined ? s->HD : 1; }
 
+// ---- latent attention -----------------------------------------------------------------------------------------------
+static void case_latent_expand(const OpShape *s) {
+    check_begin("%zu x %zu x %zu, %zu shared", s->n, s->NH, s->HD, s->R);
+    const Dim N = some_of(s->n, 40), width = all_of(s->NH * s->HD), R = all_of(s->R);
+    Tensor *kv = tensor_in("kv", N, all_of(s->NH * (2 * s->HD - s->R))), *shared = tensor_in("shared", N, R);
+    Tensor *k = tensor_out("k", N, width), *v = tensor_out("v", N, width);
+    CHECK(latent_expand, of(k), of(v), of(kv), of(shared), len(N), s->NH, s->HD, s->R);
+    expect(k, 1, 0);
+    expect(v, 1, 0);
+}
+
+static void case_latent_fold(const OpShape *s) {
+    check_begin("%zu x %zu x %zu, %zu shared", s->n, s->NH, s->HD, s->R);
+    const Dim N = some_of(s->n, 40), width = all_of(s->NH * s->HD), R = all_of(s->R);
+    Tensor *dk = tensor_make(TENSOR_READ, "dk", check.ops->summed, N, width);
+    Tensor *dv = tensor_make(TENSOR_READ, "dv", check.ops->summed, N, width);
+    Tensor *dkv = tensor_out("dkv", N, all_of(s->NH * (2 * s->HD - s->R))), *dshared = tensor_sums("dshared", N, R);
+    CHECK(latent_fold, of(dkv), of(dshared), of(dk), of(dv), len(N), s->NH, s->HD, s->R);
+    expect(dkv, 1, 0);
+    sums_of(s->NH, 0);
+    expect(dshared, 1, 0);
+}
+
+static void case_sums_add(const OpShape *s) {
+    check_begin("%zu x %zu", s->n, s->C);
+    const Dim count = some_of(s->n * s->C, 4000), one = all_of(1);
+    Tensor *in = tensor_in("in", one, count), *sums = tensor_sums("sums", one, count);
+    CHECK(sums_add, of(sums), of(in), len(count));
+    expect(sums, 1, 0);
+}
+
 static void case_gate_forward(const OpShape *s) {
     const size_t width = gate_width(s);
     check_begin("%zu x %zu, gates of %zu", s->n, s->NH * s->HD, width);

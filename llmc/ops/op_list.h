@@ -230,6 +230,22 @@ OP(void, gate_backward, (Stored *dx, Stored *dgate, const Stored *dout, const St
    TENSOR(dx, count, STORED) TENSOR(dgate, count / width, STORED) TENSOR(dout, count, STORED)
    TENSOR(x, count, STORED) TENSOR(gate, count / width, STORED) COUNT(dry_move(3 * count + 2 * (count / width), STORED)))
 
+// ---- latent attention: keys and values of a range of tokens -------------------------------------------------------
+// Rows of kv[n,heads,(HD - R) + HD]: k[n,heads,HD] = the first HD - R elements, then shared[n,R] of the token, the same
+// for all heads; v[n,heads,HD] = the rest
+OP(void, latent_expand, (Stored *k, Stored *v, const Stored *kv, const Stored *shared, size_t n, size_t heads,
+                         size_t HD, size_t R), (k, v, kv, shared, n, heads, HD, R),
+   TENSOR(k, n * heads * HD, STORED) TENSOR(v, n * heads * HD, STORED)
+   TENSOR(kv, n * heads * (2 * HD - R), STORED) TENSOR(shared, n * R, STORED) COUNT(dry_move(4 * n * heads * HD, STORED)))
+// its backward: dkv = dk, dv, rounded; dshared[n,R] += the sum over heads
+OP(void, latent_fold, (Stored *dkv, Summed *dshared, const Summed *dk, const Summed *dv, size_t n, size_t heads,
+                       size_t HD, size_t R), (dkv, dshared, dk, dv, n, heads, HD, R),
+   TENSOR(dkv, n * heads * (2 * HD - R), STORED) TENSOR(dshared, n * R, SUMMED) TENSOR(dk, n * heads * HD, SUMMED)
+   TENSOR(dv, n * heads * HD, SUMMED) COUNT(dry_move(2 * n * heads * HD, STORED + SUMMED)))
+// sums += in
+OP(void, sums_add, (Summed *sums, const Stored *in, size_t count), (sums, in, count),
+   TENSOR(sums, count, SUMMED) TENSOR(in, count, STORED) COUNT(dry_move(count, 2 * SUMMED + STORED)))
+
 // ---- linear attention (Gated DeltaNet): struct DeltaShape, n = delta_rows, W = delta_channels -----------------------
 // The tokens of a document's spans are the document's tokens, in order. A span that begins its document starts from a
 // state of zeros, any other span from the stored state of its slot. The state after the span is stored in its slot.

@@ -18,6 +18,31 @@ static void reference_split_heads(double *joined, double *first, double *second,
     }
 }
 
+static void reference_latent_expand(double *k, double *v, const double *kv, const double *shared, size_t n,
+                                    size_t heads, size_t HD, size_t R) {
+    const size_t own = HD - R;
+    for (size_t i = 0; i < n * heads; i++)
+        for (size_t j = 0; j < HD; j++) {
+            k[i * HD + j] = j < own ? kv[i * (own + HD) + j] : shared[i / heads * R + j - own];
+            v[i * HD + j] = kv[i * (own + HD) + own + j];
+        }
+}
+
+static void reference_latent_fold(double *dkv, double *dshared, const double *dk, const double *dv, size_t n,
+                                  size_t heads, size_t HD, size_t R) {
+    const size_t own = HD - R;
+    for (size_t i = 0; i < n * heads; i++)
+        for (size_t j = 0; j < HD; j++) {
+            if (j < own) dkv[i * (own + HD) + j] = dk[i * HD + j];
+            if (j >= own) dshared[i / heads * R + j - own] += dk[i * HD + j];
+            dkv[i * (own + HD) + own + j] = dv[i * HD + j];
+        }
+}
+
+static void reference_sums_add(double *sums, const double *in, size_t count) {
+    for (size_t i = 0; i < count; i++) sums[i] += in[i];
+}
+
 static void reference_gate_forward(double *out, const double *x, const double *gate, size_t count, size_t width) {
     for (size_t i = 0; i < count; i++) out[i] = x[i] * logistic(gate[i / width]);
 }

@@ -94,8 +94,8 @@ static void arrived_scale(const Visit *v, double factor) {
         if (d->linear.columns) s->ops->scale(s->linear.dcolumns, type, factor, d->linear.columns);
     }
     if (!has_attention(v->layer)) return;
-    s->ops->scale(key_gradient_at(s, s->kv.dk, v->l, v->c.token), type, factor, v->c.n * d->KV);
-    s->ops->scale(key_gradient_at(s, s->kv.dv, v->l, v->c.token), type, factor, v->c.n * d->KV);
+    s->ops->scale(key_gradient_at(s, KEYS, v->l, v->c.token), type, factor, v->c.n * d->KV);
+    s->ops->scale(key_gradient_at(s, VALUES, v->l, v->c.token), type, factor, v->c.n * d->VV);
 }
 
 static void chunk_backward(StreamBP *s, ChunkMemory *m, Chunk c, double visits, double factor) {

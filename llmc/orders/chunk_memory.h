@@ -54,13 +54,14 @@ static void *push_kept(const StreamBP *s, const char *name, size_t count, size_t
 }
 
 static void push_slots(const StreamBP *s, ChunkMemory *m) {
-    const size_t count = s->now.N * shapes_of(s->model).KV; // elements of a full-attention layer's K
+    const Shapes d = shapes_of(s->model);
+    const size_t keys = s->now.N * d.KV, values = s->now.N * d.VV; // elements of a full-attention layer
     for (size_t i = 0; i < 2; i++) {
         KeySlot *slot = &m->slot[i];
-        slot->k = push_stored(s, SHARE_KV, i ? "the next layer's keys" : "one layer's keys", count);
-        slot->v = push_stored(s, SHARE_KV, i ? "the next layer's values" : "one layer's values", count);
-        slot->dk = push_summed(s, SHARE_KV, "gradient of these keys", count);
-        slot->dv = push_summed(s, SHARE_KV, "gradient of these values", count);
+        slot->k = push_stored(s, SHARE_KV, i ? "the next layer's keys" : "one layer's keys", keys);
+        slot->v = push_stored(s, SHARE_KV, i ? "the next layer's values" : "one layer's values", values);
+        slot->dk = push_summed(s, SHARE_KV, "gradient of these keys", keys);
+        slot->dv = push_summed(s, SHARE_KV, "gradient of these values", values);
     }
 }
 
@@ -77,9 +78,9 @@ static void push_keys_of_all(StreamBP *s, ChunkMemory *m) {
     s->kv.rows[0] = s->now.N, s->kv.rows[1] = slides ? window - 1 + chunk : s->now.N;
     if (full) {
         m->k[0] = (Stored *)push_kept(s, "keys of all layers", full * s->now.N * d.KV, d.stored);
-        m->v[0] = (Stored *)push_kept(s, "values of all layers", full * s->now.N * d.KV, d.stored);
+        m->v[0] = (Stored *)push_kept(s, "values of all layers", full * s->now.N * d.VV, d.stored);
         m->dk[0] = (Summed *)push_kept(s, "gradient of keys of all layers", full * s->now.N * d.KV, d.summed);
-        m->dv[0] = (Summed *)push_kept(s, "gradient of values of all layers", full * s->now.N * d.KV, d.summed);
+        m->dv[0] = (Summed *)push_kept(s, "gradient of values of all layers", full * s->now.N * d.VV, d.summed);
         if (keys_off_device(s)) push_slots(s, m);
     }
     if (!windows) return;
@@ -126,10 +127,10 @@ static void gradients_of_all_zero(const StreamBP *s, ChunkMemory *m) {
     const size_t rows[2] = {layers_of_kind(config, LAYER_FULL) * s->now.N,
                             layers_of_kind(config, LAYER_WINDOW) * s->kv.rows[1]};
     for (size_t i = 0; i < 2; i++) {
-        const size_t count = rows[i] * shapes_in(s->model, i ? FORM_WINDOW : FORM_FULL).KV;
+        const Shapes of = shapes_in(s->model, i ? FORM_WINDOW : FORM_FULL);
         if (!rows[i] || (i == 0 && keys_off_device(s))) continue; // off-device: keys_ask zeroes the slots
-        s->ops->zero(m->dk[i], count * d.summed);
-        s->ops->zero(m->dv[i], count * d.summed);
+        s->ops->zero(m->dk[i], rows[i] * of.KV * d.summed);
+        s->ops->zero(m->dv[i], rows[i] * of.VV * d.summed);
     }
     state_gradients_zero(s, m);
 }
@@ -204,14 +205,16 @@ static void state_move(StreamBP *s, ChunkMemory *m, size_t l, Chunk c, int in, S
 // Moves K and V, or with `gradient` dK and dV, of full-attention layer l between its slot and home.
 static void slot_move(StreamBP *s, ChunkMemory *m, size_t l, Chunk c, MovedRows what, int gradient, int in) {
     const Shapes d = shapes_of(s->model);
-    const size_t bytes = d.KV * (gradient ? d.summed : d.stored), row = number_of_keys(s, l) * s->now.N;
+    const size_t row = number_of_keys(s, l) * s->now.N;
     const Range rows = moved_rows(s, m, what, c.token, c.n);
     KeySlot *slot = key_slot(s, m, l);
     void *device[2] = {gradient ? (void *)slot->dk : slot->k, gradient ? (void *)slot->dv : slot->v};
     void *home[2] = {gradient ? (void *)m->dk[0] : m->k[0], gradient ? (void *)m->dv[0] : m->v[0]};
-    for (size_t i = 0; i < 2; i++)
+    for (int i = KEYS; i <= VALUES; i++) {
+        const size_t bytes = key_width(&d, (KeyTensor)i) * (gradient ? d.summed : d.stored);
         rows_move(s, &slot->page, in, at(device[i], rows.begin, bytes), at(home[i], row + rows.begin, bytes), rows,
                   moved_mean(s, m, what, c), bytes);
+    }
 }
 
 // Moves the border of chunk `index`, in a layer that slides: keys and values out of the window, or back into it.
@@ -227,7 +230,7 @@ static void border_move(StreamBP *s, ChunkMemory *m, size_t l, Chunk c, size_t i
     if (in && in_order) rows.count = min_size(m->first, c.token) - rows.begin;
     for (size_t i = 0; i < 2 && (rows.count || (!in_order && keys_off_device(s))); i++) {
         Stored *kept = stored_row(s, m->border[i], row, d->KV);
-        Stored *here = key_value_at(s, i ? s->kv.v : s->kv.k, l, rows.begin);
+        Stored *here = key_value_at(s, i ? VALUES : KEYS, l, rows.begin);
         if (keys_off_device(s))
             rows_move(s, &m->aside[in], in, here, kept, rows, moved_mean(s, m, what, c), bytes);
         else
@@ -248,7 +251,7 @@ static void keys_ask(StreamBP *s, ChunkMemory *m, size_t l, Chunk c) {
     if (!backward) return;
     if (m->gradients_begin && walk_is_in_order(&s->memory.walk)) {
         s->ops->zero(slot->dk, (c.token + c.n) * d.KV * d.summed);
-        s->ops->zero(slot->dv, (c.token + c.n) * d.KV * d.summed);
+        s->ops->zero(slot->dv, (c.token + c.n) * d.VV * d.summed);
     } else {
         slot_move(s, m, l, c, ROWS_ARRIVED, 1, 1);
     }
@@ -262,10 +265,10 @@ static size_t next_full(const StreamBP *s, size_t l, int step) {
 
 // Points s->kv at layer l's rows on the device.
 static void rows_select(StreamBP *s, const ChunkMemory *m, size_t l) {
-    const size_t kind = layer_of(s, l)->window != 0, KV = layer_of(s, l)->shape.KV;
-    const size_t row = number_of_keys(s, l) * s->kv.rows[kind];
-    s->kv.k = stored_row(s, m->k[kind], row, KV), s->kv.v = stored_row(s, m->v[kind], row, KV);
-    s->kv.dk = summed_row(s, m->dk[kind], row, KV), s->kv.dv = summed_row(s, m->dv[kind], row, KV);
+    const Shapes *d = &layer_of(s, l)->shape;
+    const size_t kind = layer_of(s, l)->window != 0, row = number_of_keys(s, l) * s->kv.rows[kind];
+    s->kv.k = stored_row(s, m->k[kind], row, d->KV), s->kv.v = stored_row(s, m->v[kind], row, d->VV);
+    s->kv.dk = summed_row(s, m->dk[kind], row, d->KV), s->kv.dv = summed_row(s, m->dv[kind], row, d->VV);
 }
 
 // Slides layer l's window back to chunk c, and starts loading the state before c, in pass 2.

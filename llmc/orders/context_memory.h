@@ -131,8 +131,8 @@ static void context_begin(ContextMemory *m, Cache *cache, StreamBP *s) {
     set_key_rows(s, L, cache->capacity, cache->rows);
     s->kv.rows[0] = window;
     s->kv.slots.count = 1, s->kv.slots.tokens = window;
-    s->kv.k = push_stored(s, SHARE_KV, "keys in windows", keys_of_layers(s, 1));
-    s->kv.v = push_stored(s, SHARE_KV, "values in windows", keys_of_layers(s, 1));
+    s->kv.k = push_stored(s, SHARE_KV, "keys in windows", keys_of_layers(s, KEYS, 1));
+    s->kv.v = push_stored(s, SHARE_KV, "values in windows", keys_of_layers(s, VALUES, 1));
     if (linear) push_states(s, linear, 1, 0);
     m->rotated = push_stored(s, SHARE_KV, "rotated keys in windows", m->layers * window * d.KV);
     m->received = push_summed(s, SHARE_KV, "attention received", m->layers * window);
@@ -227,7 +227,7 @@ static void blocks_key(const ContextMemory *m, const StreamBP *s, size_t l, size
     representatives_mark(m, type, sums, m->host, host_mask);
     s->ops->copy_in(mask, host_mask, rows * m->leaving * d.stored);
     s->ops->zero(sum, m->leaving * d.KV * d.summed);
-    s->ops->linear_backward_weight(sum, NULL, mask, layer_keys(s, s->kv.k, l), rows, d.KV, m->leaving, m->leaving);
+    s->ops->linear_backward_weight(sum, NULL, mask, layer_keys(s, KEYS, l), rows, d.KV, m->leaving, m->leaving);
     s->ops->round_sums(stored_row(s, m->key, i * m->most + m->left - m->leaving, d.KV), sum, m->leaving * d.KV);
     arena_pop(s->arena, mark);
 }
@@ -236,7 +236,7 @@ static void blocks_key(const ContextMemory *m, const StreamBP *s, size_t l, size
 static void blocks_leave(ContextMemory *m, StreamBP *s, size_t l) {
     const Shapes d = layer_of(s, l)->shape;
     const size_t i = full_number(s, l), rows = m->leaving * m->set.block, row = d.KV * d.stored;
-    Stored *k = layer_keys(s, s->kv.k, l), *v = layer_keys(s, s->kv.v, l);
+    Stored *k = layer_keys(s, KEYS, l), *v = layer_keys(s, VALUES, l);
     Stored *rotated = stored_row(s, m->rotated, i * s->kv.rows[0], d.KV);
     if (!rows) return;
     blocks_key(m, s, l, i);
@@ -329,7 +329,7 @@ static void context_attention(ContextMemory *m, const Visit *v, const Activation
     Stored *rotated = stored_row(s, m->rotated, i * s->kv.rows[0], d.KV);
     Stored *own = stored_row(s, rotated, m->held, d.KV);
     Summed *received = summed_row(s, m->received, i, s->kv.rows[0]), *sums = NULL;
-    s->ops->copy(own, key_value_at(s, s->kv.k, l, c.token), c.n * d.KV * d.stored);
+    s->ops->copy(own, key_value_at(s, KEYS, l, c.token), c.n * d.KV * d.stored);
     rotate_from_zero(s, l, own, m->row + m->held, c.n, 0);
     queries_project(v, a);
     if (m->left) {
@@ -341,7 +341,7 @@ static void context_attention(ContextMemory *m, const Visit *v, const Activation
         context_part(s, l, sums, a->lse, q, outside_rows(m, s, l, 0, 0), outside_rows(m, s, l, 1, 0), c.n, rows, 0, 1);
     }
     rotate_from_zero(s, l, a->q, m->row + m->held, c.n, 1);
-    context_part(s, l, sums ? (void *)sums : a->attention_out, a->lse, a->q, rotated, layer_keys(s, s->kv.v, l), c.n,
+    context_part(s, l, sums ? (void *)sums : a->attention_out, a->lse, a->q, rotated, layer_keys(s, VALUES, l), c.n,
                  m->held, 1, sums != NULL);
     if (sums) s->ops->round_sums(a->attention_out, sums, Q);
     s->ops->zero(summed_row(s, received, m->held, 1), c.n * d.summed);

@@ -25,13 +25,13 @@ static int64_t half_share(StreamBP *s, size_t l, size_t half, int gradients) {
     const Shapes *d = &layer_of(s, l)->shape;
     const RankGroup group = half ? RANKS_SEQUENCE_REVERSED : RANKS_SEQUENCE;
     const Range all = sequence_half(s->now.N, s->now.ranks, half);
-    const size_t count = all.count * d->KV;
     int64_t ticket = 0;
-    for (size_t i = 0; i < 2 && count; i++) {
-        Stored *keys = key_value_at(s, i ? s->kv.v : s->kv.k, l, all.begin);
-        Summed *sums = key_gradient_at(s, i ? s->kv.dv : s->kv.dk, l, all.begin);
-        ticket = gradients ? ranks_sum(&s->memory, TRAFFIC_KEY_VALUE_GRADIENTS, group, sums, count, d->KV)
-                           : ranks_gather(&s->memory, TRAFFIC_KEYS_VALUES, group, keys, count, d->KV, d->stored);
+    for (int i = KEYS; i <= VALUES && all.count; i++) {
+        const size_t width = key_width(d, (KeyTensor)i), count = all.count * width;
+        Stored *keys = key_value_at(s, (KeyTensor)i, l, all.begin);
+        Summed *sums = key_gradient_at(s, (KeyTensor)i, l, all.begin);
+        ticket = gradients ? ranks_sum(&s->memory, TRAFFIC_KEY_VALUE_GRADIENTS, group, sums, count, width)
+                           : ranks_gather(&s->memory, TRAFFIC_KEYS_VALUES, group, keys, count, width, d->stored);
     }
     return ticket;
 }
@@ -76,7 +76,6 @@ static void messages_add(Messages *p, size_t peer, int out, void *k, void *v, si
 // Receives the halos, from one peer a step: in step i from rank - i. Returns the last ticket.
 static int64_t halos_gather(StreamBP *s, size_t l) {
     const Shapes *d = &layer_of(s, l)->shape;
-    const KeyValue *kv = &s->kv;
     const size_t S = s->now.ranks, rank = sequence_rank(s), row = d->KV * d->stored;
     const double mean = 2 * halo_mean(s) * (double)row / (double)(S - 1); // bytes a step
     int64_t ticket = 0;
@@ -85,9 +84,9 @@ static int64_t halos_gather(StreamBP *s, size_t l) {
         Messages p = {0};
         for (size_t j = 0; j < 4; j++) {
             const Range out = halo_part(s, to, j / 2, rank, j % 2), in = halo_part(s, rank, j / 2, from, j % 2);
-            messages_add(&p, to, 1, key_value_at(s, kv->k, l, out.begin), key_value_at(s, kv->v, l, out.begin),
+            messages_add(&p, to, 1, key_value_at(s, KEYS, l, out.begin), key_value_at(s, VALUES, l, out.begin),
                          out.count * row);
-            messages_add(&p, from, 0, key_value_at(s, kv->k, l, in.begin), key_value_at(s, kv->v, l, in.begin),
+            messages_add(&p, from, 0, key_value_at(s, KEYS, l, in.begin), key_value_at(s, VALUES, l, in.begin),
                          in.count * row);
         }
         ticket = ranks_exchange(&s->memory, TRAFFIC_KEYS_VALUES, RANKS_SEQUENCE, p.message, p.count, mean);
@@ -98,7 +97,6 @@ static int64_t halos_gather(StreamBP *s, size_t l) {
 // Sends dK, dV of the halos back to their owners. Adds the received dK, dV in the order of the steps.
 static void halos_return(StreamBP *s, size_t l) {
     const Shapes *d = &layer_of(s, l)->shape;
-    const KeyValue *kv = &s->kv;
     const DType type = dtype_of_sums(s->model->dtype);
     const size_t S = s->now.ranks, rank = sequence_rank(s), row = d->KV * d->summed, mark = arena_mark(s->arena);
     const size_t most = min_size(s->now.rows, 2 * (window_of_model(&s->model->config) - 1));
@@ -110,7 +108,7 @@ static void halos_return(StreamBP *s, size_t l) {
         Messages p = {0};
         for (size_t j = 0, done = 0; j < 4; j++) {
             const Range out = halo_part(s, rank, j / 2, to, j % 2), in = halo_part(s, from, j / 2, rank, j % 2);
-            messages_add(&p, to, 1, key_gradient_at(s, kv->dk, l, out.begin), key_gradient_at(s, kv->dv, l, out.begin),
+            messages_add(&p, to, 1, key_gradient_at(s, KEYS, l, out.begin), key_gradient_at(s, VALUES, l, out.begin),
                          out.count * row);
             messages_add(&p, from, 0, summed_row(s, dk, done, d->KV), summed_row(s, dv, done, d->KV), in.count * row);
             done += in.count;
@@ -120,9 +118,9 @@ static void halos_return(StreamBP *s, size_t l) {
         for (size_t j = 0, done = 0; j < 4; j++) {
             const Range in = halo_part(s, from, j / 2, rank, j % 2);
             if (!in.count) continue;
-            s->ops->gradient_add(key_gradient_at(s, kv->dk, l, in.begin), type, summed_row(s, dk, done, d->KV),
+            s->ops->gradient_add(key_gradient_at(s, KEYS, l, in.begin), type, summed_row(s, dk, done, d->KV),
                                  in.count * d->KV);
-            s->ops->gradient_add(key_gradient_at(s, kv->dv, l, in.begin), type, summed_row(s, dv, done, d->KV),
+            s->ops->gradient_add(key_gradient_at(s, VALUES, l, in.begin), type, summed_row(s, dv, done, d->KV),
                                  in.count * d->KV);
             done += in.count;
         }

@@ -200,7 +200,6 @@ static int graph_end(const StreamBP *s, const GraphKey *key) { return key ? s->o
 // ---- passes ---------------------------------------------------------------------------------------------------------
 // Runs the tokens of chunk c through every layer. Afterwards `inputs` holds their x_L. Scatters K and V to cache->row.
 static void cache_forward(const Cache *cache, StreamBP *s, Chunk c) {
-    Stored *kv[2] = {s->kv.k, s->kv.v};
     GroupWeights w = weights_acquire(&s->memory, GROUP_EMBEDDING);
     embedding_step(s, c, w);
     weights_release(&s->memory, GROUP_EMBEDDING);
@@ -211,9 +210,9 @@ static void cache_forward(const Cache *cache, StreamBP *s, Chunk c) {
         s->ops->repeat(v.times);
         Activations a = forward_activations(&v);
         mixer_keys(&v, &a);
-        for (size_t j = 0; j < 2 && cache->scattered && keys_of_layer(s, v.l); j++)
-            s->ops->scatter_rows(layer_keys(s, kv[j], v.l), key_value_at(s, kv[j], v.l, c.token), cache->row, c.n,
-                                 v.layer->shape.KV);
+        for (int i = KEYS; i <= VALUES && cache->scattered && keys_of_layer(s, KEYS, v.l); i++)
+            s->ops->scatter_rows(layer_keys(s, (KeyTensor)i, v.l), key_value_at(s, (KeyTensor)i, v.l, c.token),
+                                 cache->row, c.n, key_width(&v.layer->shape, (KeyTensor)i));
         rest_forward(&v, &a);
         weights_release(&s->memory, v.l);
         s->ops->repeat(1);
@@ -343,10 +342,9 @@ static void cache_copy(Cache *cache, const StreamBP *s, size_t from, size_t stat
     const size_t source = from * cache->capacity, target = to * cache->capacity;
     for (size_t l = 0; l < L && from != to; l++) {
         const Shapes *d = &layer_of(s, l)->shape;
-        const size_t bytes = n * d->KV * d->stored;
-        if (!keys_of_layer(s, l)) continue;
-        s->ops->copy(key_value_at(s, s->kv.k, l, target), key_value_at(s, s->kv.k, l, source), bytes);
-        s->ops->copy(key_value_at(s, s->kv.v, l, target), key_value_at(s, s->kv.v, l, source), bytes);
+        for (int i = KEYS; i <= VALUES && keys_of_layer(s, KEYS, l); i++)
+            s->ops->copy(key_value_at(s, (KeyTensor)i, l, target), key_value_at(s, (KeyTensor)i, l, source),
+                         n * key_width(d, (KeyTensor)i) * d->stored);
     }
     cache_copy_states(s, state, to);
     cache->used[to] = n;

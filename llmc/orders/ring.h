@@ -98,11 +98,6 @@ static int64_t block_pass(StreamBP *s, TrafficKind kind, size_t step, Block here
 }
 
 // ---- own queries and one block --------------------------------------------------------------------------------------
-// Returns the address that token 0 of the sequence would have, `skipped` rows before x. Only the block's rows exist.
-static void *token_0(void *x, size_t skipped, size_t row) {
-    return (void *)((uintptr_t)x - skipped * row); // NOLINT(performance-no-int-to-ptr)
-}
-
 // Runs attention of each own chunk over the block of a step. Forward adds to sums[rows,NH*HD]; backward (`gradients`)
 // adds to the block's dK, dV and to r->dq. The dry run computes two blocks of other ranks, as all use the same two
 // buffers. It counts all of a chunk's pairs at the chunk's own range.
@@ -143,7 +138,7 @@ static void block_attention(StreamBP *s, size_t l, const RingLayer *r, Block blo
 
 // ---- once around ----------------------------------------------------------------------------------------------------
 static Block own_block(const StreamBP *s, size_t l) {
-    const Block own = {layer_keys(s, s->kv.k, l), layer_keys(s, s->kv.v, l)};
+    const Block own = {layer_keys(s, KEYS, l), layer_keys(s, VALUES, l)};
     return own;
 }
 

@@ -63,9 +63,18 @@ static int layer_restores_last(const RunSettings *settings, size_t l) {
     return layer_restores_by(settings, l, LEVEL_PRODUCTS);
 }
 
+// Tells whether backward recomputes layer l's attention; whether a pass that restores inputs does so.
+static int layer_attends_again(const RunSettings *settings, size_t l) {
+    return !layer_keeps(settings, l, LEVEL_ATTENTION);
+}
+static int layer_restores_attention(const RunSettings *settings, size_t l) {
+    return layer_restores(settings, l) && !layer_restores_by(settings, l, LEVEL_ATTENTION);
+}
+
 // Tells whether layer l's attention passes keys round a ring of ranks.
 static int layer_in_ring(const RunSettings *settings, size_t l) {
-    return settings->ring && world_sp(settings->world) > 1 && layer_kind(&settings->model->config, l) == LAYER_FULL;
+    return settings->ring && !settings->model->config.kv_lora_rank && world_sp(settings->world) > 1 &&
+           layer_kind(&settings->model->config, l) == LAYER_FULL;
 }
 
 // Counts the products of tensors first .. last of the layers `chosen` (NULL: all), with their adapters. A token uses k
@@ -82,7 +91,7 @@ static ProductFlops products_unless(const RunSettings *settings, const Lora *lor
             const double times = of.experts ? (double)c->num_experts_per_tok : 1;
             const double in = (double)of.cols, out = (double)(of.rows / max_size(of.experts, 1));
             const double rank = times * (lora ? (double)lora_part(lora, l, t)->rank : 0);
-            if (!is_product(of.role)) continue;
+            if (!is_product(of.role) || (t == KEY_VALUE_UP && first != last)) continue; // latents_flops counts it
             sum.forward += times * 2 * in * out + 2 * rank * (in + out);
             if (t == INPUT_PROJECTION && lora && !lora_trains_embedding(lora)) continue; // frozen embeddings need no dx
             sum.backward += times * (lora ? 2 : 4) * in * out; // dx, and dW of trained weights
@@ -116,7 +125,8 @@ static double last_products_flops(const RunSettings *settings, const Lora *lora,
 static double norm_inputs_flops(const RunSettings *settings, const Lora *lora, LayerChosen chosen) {
     const Model *model = settings->model;
     double flops = 0;
-    if (config_qk_norm(&model->config)) flops += product_flops(settings, lora, chosen, K_WEIGHT, K_WEIGHT).forward;
+    if (config_qk_norm(&model->config) || model->config.kv_lora_rank)
+        flops += product_flops(settings, lora, chosen, K_WEIGHT, K_WEIGHT).forward;
     if (model->config.family->value_norm) flops += product_flops(settings, lora, chosen, V_WEIGHT, V_WEIGHT).forward;
     return flops;
 }
@@ -140,6 +150,7 @@ typedef struct {
     double states_again;     // tokens of a linear layer whose states are recomputed (linear_memory.h)
     double states_below;     // and those below level 0 alone
     double tails;            // shared sequences (scan.h): last tokens of ranges
+    double latents;          // latent attention: tokens whose keys and values a forward pass expands in a layer
 } PassSize;
 
 static PassSize pass_size(const RunSettings *settings, const Batch *texts) {
@@ -161,6 +172,8 @@ static PassSize pass_size(const RunSettings *settings, const Batch *texts) {
         const size_t longest = sequence_part(batch->N, S, rank, 0).count; // the first half is not shorter
         const size_t chunk = min_size(settings->chunk ? settings->chunk : ops_device->chunk, max_size(longest, 1));
         size.tokens += (double)own.count;
+        const int cut = method_has_chunks(settings->method) && settings->method != METHOD_MST;
+        if (config->kv_lora_rank) size.latents += latents_seen(batch, own, cut ? chunk : max_size(longest, 1)).tokens;
         size.elements += attention_elements(config, batch, own);
         size.elements_again += again[LAYER_FULL] * range_pairs(batch, own, 0);
         if (again[LAYER_WINDOW] > 0)
@@ -181,7 +194,22 @@ static double restored_flops(const RunSettings *settings) {
 }
 
 static double flops_restored(const RunSettings *settings, const Batch *batch) {
-    return pass_size(settings, batch).tokens * restored_flops(settings);
+    const PassSize size = pass_size(settings, batch);
+    return size.tokens * restored_flops(settings) +
+           size.latents *
+               product_flops(settings, settings->lora, layer_restores_attention, KEY_VALUE_UP, KEY_VALUE_UP).forward;
+}
+
+// Counts the products that expand latents, once for each chunk that sees a token; in backward they are computed again,
+// and folded.
+static double flops_latents(const RunSettings *settings, const Lora *lora, const PassSize *size, int backward) {
+    const ProductFlops each = product_flops(settings, lora, NULL, KEY_VALUE_UP, KEY_VALUE_UP);
+    double flops = each.forward;
+    if (backward) flops += each.backward;
+    if (backward && method_recomputes(settings->method))
+        flops += product_flops(settings, lora, layer_attends_again, KEY_VALUE_UP, KEY_VALUE_UP).forward +
+                 product_flops(settings, lora, layer_restores_attention, KEY_VALUE_UP, KEY_VALUE_UP).forward;
+    return size->latents * flops;
 }
 
 // Counts, per token, the products from which linear attention's states follow, in the layers `chosen`.
@@ -217,7 +245,7 @@ static double flops_forward(const RunSettings *settings, const Batch *batch, int
     double layers = all_products_flops(settings, lora, NULL).forward;
     if (linear > 0) layers += linear * delta_token_flops(model, DELTA_FORWARD);
     return size.tokens * (layers + outer_flops(model, lora).forward) + 4 * size.elements +
-           flops_scan(settings, lora, &size, 0);
+           flops_scan(settings, lora, &size, 0) + flops_latents(settings, lora, &size, 0);
 }
 
 // Tells whether layer l's inputs of linear attention are kept off-device. Then states below level 0 are recomputed from
@@ -252,7 +280,7 @@ static double flops_forward_backward(const RunSettings *settings, const Batch *b
     const ProductFlops all = all_products_flops(settings, lora, NULL);
     ProductFlops head = outer_flops(model, lora);
     double layers = all.backward, flops = 10 * size.elements + flops_rule(settings, &size);
-    flops += flops_scan(settings, lora, &size, 1);
+    flops += flops_scan(settings, lora, &size, 1) + flops_latents(settings, lora, &size, 1);
     // Chunk-major orders keep neither keys nor values before their norms.
     layers += norm_inputs_flops(settings, lora, method_is_chunk_major(settings->method) ? NULL : layer_recomputes);
     if (method_recomputes(settings->method)) {

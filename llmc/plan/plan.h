@@ -78,7 +78,7 @@ static Keeping run_keeping(const RunSettings *settings) {
 static const Setup *setup_make(const RunSettings *settings, const Ops *ops, float *const frequency[2],
                                float *router_bias, size_t longest) {
     Setup *setup = (Setup *)checked_calloc(1, sizeof(*setup), "the setup of a run");
-    setup->method = settings->method, setup->ring = settings->ring;
+    setup->method = settings->method, setup->ring = settings->ring && !settings->model->config.kv_lora_rank;
     setup->objective = settings->objective;
     if (setup->objective.temperature.divisor == 0) setup->objective.temperature.divisor = 1; // no temperature was set
     setup->objective.temperature.divisor *= logits_divisor(&settings->model->config);

@@ -37,18 +37,32 @@ static Range window_range_of_rank(const StreamBP *s, size_t rank, size_t half) {
     return range;
 }
 
-// ---- room -----------------------------------------------------------------------------------------------------------
-// Returns the elements of a layer's keys; 0 if the layer has no keys of its own.
-static size_t keys_of_layer(const StreamBP *s, size_t l) {
-    const Layer *layer = layer_of(s, l);
-    return has_own_keys(layer) ? s->kv.rows[layer->window != 0] * layer->shape.KV : 0;
+// ---- tensors --------------------------------------------------------------------------------------------------------
+static Stored **key_tensor(StreamBP *s, KeyTensor i) {
+    Stored **const of[KEY_TENSORS] = {&s->kv.k, &s->kv.v, &s->kv.k_linear, &s->kv.v_linear};
+    return of[i];
 }
 
-// Returns the elements of the keys of all layers, or of the layer with the most.
-static size_t keys_of_layers(const StreamBP *s, int all) {
+static Stored *key_base(const StreamBP *s, KeyTensor i) {
+    Stored *const of[KEY_TENSORS] = {s->kv.k, s->kv.v, s->kv.k_linear, s->kv.v_linear};
+    return of[i];
+}
+
+// Returns the elements of a token in a tensor of keys or values.
+static size_t key_width(const Shapes *d, KeyTensor i) { return i == VALUES || i == VALUES_LINEAR ? d->VV : d->KV; }
+
+// ---- room -----------------------------------------------------------------------------------------------------------
+// Returns the elements of a layer's keys or values; 0 if the layer has no keys of its own.
+static size_t keys_of_layer(const StreamBP *s, KeyTensor i, size_t l) {
+    const Layer *layer = layer_of(s, l);
+    return has_own_keys(layer) ? s->kv.rows[layer->window != 0] * key_width(&layer->shape, i) : 0;
+}
+
+// Returns the elements of the keys or values of all layers, or of the layer with the most.
+static size_t keys_of_layers(const StreamBP *s, KeyTensor i, int all) {
     size_t sum = 0, most = 0;
     for (size_t l = 0; l < s->model->config.num_hidden_layers; l++)
-        sum += keys_of_layer(s, l), most = max_size(most, keys_of_layer(s, l));
+        sum += keys_of_layer(s, i, l), most = max_size(most, keys_of_layer(s, i, l));
     return all ? sum : most;
 }
 
@@ -74,16 +88,16 @@ static void set_key_rows(StreamBP *s, size_t layers, size_t tokens, size_t chunk
 // `tokens` on; 0: adds none
 static void push_all_key_values(StreamBP *s, size_t tokens, size_t chunk, size_t staged) {
     set_key_rows(s, s->model->config.num_hidden_layers, tokens, chunk);
-    const size_t count = keys_of_layers(s, 1) + staged * (keys_of_layers(s, 0) / tokens);
     s->kv.staged = staged ? tokens : 0;
-    s->kv.k = push_stored(s, SHARE_KV, "keys of all layers", count);
-    s->kv.v = push_stored(s, SHARE_KV, "values of all layers", count);
+    for (int i = KEYS; i <= VALUES; i++)
+        *key_tensor(s, (KeyTensor)i) =
+            push_stored(s, SHARE_KV, i == KEYS ? "keys of all layers" : "values of all layers",
+                        keys_of_layers(s, (KeyTensor)i, 1) + staged * (keys_of_layers(s, (KeyTensor)i, 0) / tokens));
 }
 
 static void push_key_value_gradients(StreamBP *s) {
-    const size_t count = keys_of_layers(s, 0);
-    s->kv.dk = push_summed(s, SHARE_KV, "gradient of keys of one layer", count);
-    s->kv.dv = push_summed(s, SHARE_KV, "gradient of values of one layer", count);
+    s->kv.dk = push_summed(s, SHARE_KV, "gradient of keys of one layer", keys_of_layers(s, KEYS, 0));
+    s->kv.dv = push_summed(s, SHARE_KV, "gradient of values of one layer", keys_of_layers(s, VALUES, 0));
 }
 
 /*
@@ -99,7 +113,7 @@ static void push_lent_keys(StreamBP *s, int gradients) {
     if (!c->num_kv_shared_layers) return;
     set_key_rows(s, 1, s->now.N, s->now.N);
     for (size_t l = 0; l < c->num_hidden_layers; l++) {
-        const size_t count = keys_of_layer(s, l), bytes = count * dtype_size(dtype_of_sums(s->model->dtype));
+        const size_t count = keys_of_layer(s, KEYS, l), bytes = count * dtype_size(dtype_of_sums(s->model->dtype));
         LentKeys *lent = &s->lent[layer_of(s, l)->window != 0];
         if (!layer_of(s, l)->lends) continue;
         if (gradients) {
@@ -123,11 +137,11 @@ static void select_lent_keys(StreamBP *s, size_t l) {
 
 // ---- rows -----------------------------------------------------------------------------------------------------------
 // Returns row 0 of a layer's keys or values, which attention takes together with layer_spans.
-static Stored *layer_keys(const StreamBP *s, Stored *base, size_t l) {
+static Stored *layer_keys(const StreamBP *s, KeyTensor i, size_t l) {
     size_t elements = 0;
     const size_t of = layer_of(s, l)->borrows ? key_value_layer(&s->model->config, l) : l;
-    for (size_t i = 0; i < of && s->kv.layers > 1; i++) elements += keys_of_layer(s, i);
-    return stored_row(s, base, elements, 1);
+    for (size_t before = 0; before < of && s->kv.layers > 1; before++) elements += keys_of_layer(s, i, before);
+    return stored_row(s, key_base(s, i), elements, 1);
 }
 
 // Returns a token's index in the sequence minus its row in the K/V buffer. A rank's second range directly follows its
@@ -139,20 +153,28 @@ static size_t tokens_skipped(const StreamBP *s, size_t l, size_t token) {
     return token < s->kv.halo[1].begin ? s->kv.halo[0].begin : s->kv.halo[1].begin - s->kv.halo[0].count;
 }
 
-// Returns a token's row in kv.k, kv.v or kv.k_linear. Below: its row in kv.dk or kv.dv, which hold one layer at a time
-static Stored *key_value_at(const StreamBP *s, Stored *base, size_t l, size_t token) {
+// Returns a token's row in a tensor of keys or values. Below: its row in kv.dk or kv.dv, which hold one layer at a time
+static Stored *key_value_at(const StreamBP *s, KeyTensor i, size_t l, size_t token) {
+    const size_t width = key_width(&layer_of(s, l)->shape, i);
     if (s->kv.staged && token >= s->kv.staged)
-        return stored_row(s, base, keys_of_layers(s, 1) + (token - s->kv.staged) * layer_of(s, l)->shape.KV, 1);
-    return stored_row(s, layer_keys(s, base, l), token - tokens_skipped(s, l, token), layer_of(s, l)->shape.KV);
+        return stored_row(s, key_base(s, i), keys_of_layers(s, i, 1) + (token - s->kv.staged) * width, 1);
+    return stored_row(s, layer_keys(s, i, l), token - tokens_skipped(s, l, token), width);
 }
 
-static Summed *key_gradient_at(const StreamBP *s, Summed *base, size_t l, size_t token) {
-    return summed_row(s, base, token - tokens_skipped(s, l, token), layer_of(s, l)->shape.KV);
+static Summed *key_gradient_at(const StreamBP *s, KeyTensor i, size_t l, size_t token) {
+    return summed_row(s, i == KEYS ? s->kv.dk : s->kv.dv, token - tokens_skipped(s, l, token),
+                      key_width(&layer_of(s, l)->shape, i));
 }
 
 // Returns a chunk's spans for a layer, relative to the layer's row 0.
 static Spans layer_spans(const StreamBP *s, size_t l, Chunk c) {
     return make_spans(s, c, layer_of(s, l)->window, tokens_skipped(s, l, c.token));
+}
+
+// Returns the address that token 0 of the sequence would have, `skipped` rows of `row` bytes before x. Only x's rows
+// exist.
+static void *token_0(void *x, size_t skipped, size_t row) {
+    return (void *)((uintptr_t)x - skipped * row); // NOLINT(performance-no-int-to-ptr)
 }
 
 static AttentionShape attention_shape(const StreamBP *s, size_t l, Spans spans) {
@@ -172,7 +194,7 @@ static void attention_shape_call(AttentionShape *shape, const TreeCall *call) {
 static void zero_key_value_gradients(const StreamBP *s, size_t l, size_t rows) {
     const Shapes *d = &layer_of(s, l)->shape;
     s->ops->zero(s->kv.dk, rows * d->KV * d->summed);
-    s->ops->zero(s->kv.dv, rows * d->KV * d->summed);
+    s->ops->zero(s->kv.dv, rows * d->VV * d->summed);
 }
 
 // ---- the window's slide ---------------------------------------------------------------------------------------------
@@ -194,8 +216,8 @@ static void slide_keys(const StreamBP *s, size_t l, size_t first, size_t end) {
     const size_t old = s->kv.first, stay = max_size(first, old), from = stay - old, to = stay - first;
     const size_t rows = end > stay ? end - stay : 0;
     if (s->memory.walk.dry) return;
-    slide_rows(s->ops, layer_keys(s, s->kv.k, l), from, to, rows, d->KV * d->stored);
-    slide_rows(s->ops, layer_keys(s, s->kv.v, l), from, to, rows, d->KV * d->stored);
+    slide_rows(s->ops, layer_keys(s, KEYS, l), from, to, rows, d->KV * d->stored);
+    slide_rows(s->ops, layer_keys(s, VALUES, l), from, to, rows, d->KV * d->stored);
     if (!s->kv.dk) return;
     slide_rows(s->ops, s->kv.dk, from, to, rows, d->KV * d->summed);
     slide_rows(s->ops, s->kv.dv, from, to, rows, d->KV * d->summed);
@@ -209,7 +231,7 @@ static void window_slide_forward(StreamBP *s, size_t layer, Chunk c) {
     if (!c.token) s->kv.first = 0;
     if (c.token + c.n - s->kv.first <= s->kv.rows[1]) return;
     for (size_t l = s->kv.layers > 1 ? 0 : layer; l < s->model->config.num_hidden_layers; l++) {
-        if (layer_slides(s, l) && keys_of_layer(s, l)) slide_keys(s, l, first, c.token);
+        if (layer_slides(s, l) && keys_of_layer(s, KEYS, l)) slide_keys(s, l, first, c.token);
         if (s->kv.layers == 1) break;
     }
     s->kv.first = first;

@@ -26,15 +26,17 @@ typedef struct {
 } LinearShape;
 
 typedef struct {
-    size_t C, V, L;               // hidden, vocabulary, layers
-    size_t NH, NKV, HD, Q, KV, R; // Q = NH*HD, KV = NKV*HD; R: rotated elements of a head
-    size_t gate;                  // width of the gate of attention's output: Q, NH for a gate a head, or 0
-    size_t query_gate;            // columns of gates in the product of queries: Q, or 0
-    size_t FF, H;                 // H: width of the MLP's first product
-    size_t I, shared;             // width of an expert, of the shared expert
-    size_t P;                     // width of the layers' own inputs; 0: none
-    size_t stored, summed;        // bytes of an element
-    size_t logits_stride;         // elements from row to row of logits
+    size_t C, V, L;           // hidden, vocabulary, layers
+    size_t NH, NKV, HD, Q, R; // Q = NH*HD; R: rotated elements of a head
+    size_t KV, VV;            // elements of a token's keys and values as stored: NKV*HD, or latents and shared part
+    size_t low, shared_key;   // latent attention: rank of queries, the part of keys that heads share; else 0
+    size_t gate;              // width of the gate of attention's output: Q, NH for a gate a head, or 0
+    size_t query_gate;        // columns of gates in the product of queries: Q, or 0
+    size_t FF, H;             // H: width of the MLP's first product
+    size_t I, shared;         // width of an expert, of the shared expert
+    size_t P;                 // width of the layers' own inputs; 0: none
+    size_t stored, summed;    // bytes of an element
+    size_t logits_stride;     // elements from row to row of logits
     LinearShape linear;
     RouterShape router;
     Activation activation;
@@ -67,7 +69,9 @@ static Shapes shapes_in(const Model *model, unsigned form) {
     Shapes s;
     s.C = c->hidden_size, s.NH = c->num_attention_heads, s.NKV = key_value_heads_of(c, form);
     s.FF = intermediate_size_of(c, form), s.V = c->vocab_size, s.L = c->num_hidden_layers;
-    s.HD = head_dim_of(c, form), s.Q = s.NH * s.HD, s.KV = s.NKV * s.HD, s.R = rotary_width_of(c, form);
+    s.HD = head_dim_of(c, form), s.Q = s.NH * s.HD, s.R = rotary_width_of(c, form);
+    s.low = c->q_lora_rank, s.shared_key = c->qk_rope_head_dim;
+    s.KV = s.low ? c->kv_lora_rank : s.NKV * s.HD, s.VV = s.low ? s.shared_key : s.KV;
     s.value_norm = c->family->value_norm, s.values_are_keys = values_are_keys(c, form);
     s.P = c->hidden_size_per_layer_input, s.query_gate = c->family->gated_attention ? s.Q : 0;
     s.gate = c->family->head_gates ? s.NH : c->family->names.layer[OUTPUT_GATE] ? s.Q : s.query_gate;

@@ -27,10 +27,15 @@ static Linear linear_of(const Visit *v, LayerTensor tensor) {
     const Shapes *d = &v->layer->shape;
     Linear linear = {tensor, Q_BIAS, d->C, d->Q + d->query_gate, tensor, 0};
     switch (tensor) {
+    case Q_WEIGHT: linear.in = d->low ? d->low : d->C; break;
     case K_WEIGHT: linear.bias = K_BIAS, linear.out = d->KV; break;
-    case V_WEIGHT: linear.bias = V_BIAS, linear.out = d->KV; break;
+    case V_WEIGHT: linear.bias = V_BIAS, linear.out = d->VV; break;
     case O_WEIGHT: linear.bias = O_BIAS, linear.in = d->Q, linear.out = d->C; break;
     case OUTPUT_GATE: linear.bias = LAYER_TENSORS, linear.out = d->gate; break;
+    case QUERY_DOWN: linear.bias = LAYER_TENSORS, linear.out = d->low; break;
+    case KEY_VALUE_UP:
+        linear.bias = LAYER_TENSORS, linear.in = d->KV, linear.out = d->NH * (2 * d->HD - d->shared_key);
+        break;
     case GATE_WEIGHT: linear.bias = GATE_BIAS, linear.out = d->H, linear.last = UP_WEIGHT; break; // gate and up
     case DOWN_WEIGHT: linear.bias = DOWN_BIAS, linear.in = d->FF, linear.out = d->C; break;
     case ROUTER_WEIGHT: linear.bias = ROUTER_BIAS, linear.out = d->router.E; break;

@@ -63,6 +63,29 @@ static double range_pairs(const Batch *batch, Range range, size_t window) {
     return pairs;
 }
 
+// ---- latents that are expanded (layer/latent_attention.h) -----------------------------------------------------------
+// Returns the tokens from the first to the last key that queries [token, token + n) see; in a tree from token 0 on.
+static KeyRange keys_seen(const Batch *batch, size_t token, size_t n) {
+    const KeyRange seen = {batch->depth ? 0 : batch->document_start[document_of(batch, token)], token + n};
+    return seen;
+}
+
+// Tokens that the chunks of a range expand: their sum, and the most of a chunk
+typedef struct {
+    double tokens;
+    size_t longest;
+} LatentsSeen;
+
+static LatentsSeen latents_seen(const Batch *batch, Range range, size_t chunk) {
+    LatentsSeen seen = {0, 0};
+    for (size_t done = 0; done < range.count; done += chunk) {
+        const KeyRange keys = keys_seen(batch, range.begin + done, min_size(chunk, range.count - done));
+        seen.tokens += (double)(keys.end - keys.begin);
+        seen.longest = max_size(seen.longest, keys.end - keys.begin);
+    }
+    return seen;
+}
+
 // ---- chunks ---------------------------------------------------------------------------------------------------------
 // Returns the chunk of n own tokens from `token` on.
 static Chunk chunk_of(const StreamBP *s, size_t token, size_t n) {

@@ -238,7 +238,10 @@ static double attention_scale(const Model *model) {
     if (c->family->unscaled_attention) return 1;
     if (c->attention_multiplier > 0) return c->attention_multiplier;
     double width = c->query_pre_attn_scalar > 0 ? c->query_pre_attn_scalar : (double)c->head_dim;
-    return c->qk_scale_factor / sqrt(width);
+    const double grown = c->kv_lora_rank && c->rope.type == ROPE_YARN && c->rope.mscale_all_dim > 0
+                             ? rope_mscale(c->rope.factor, c->rope.mscale_all_dim)
+                             : 1; // latent attention under YaRN
+    return c->qk_scale_factor * grown * grown / sqrt(width);
 }
 
 // Returns the window of the layers that have one, else 0.

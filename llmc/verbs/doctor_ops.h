@@ -98,6 +98,7 @@ static int op_shape(const char *op, const Config *c, size_t n, size_t i, OpShape
     if (!strcmp(kind, "embedding")) s->positions = min_size(n, c->max_position_embeddings), s->type = check.ops->summed;
     if (!strcmp(kind, "dequantise") && i == 3) s->format = formats[5];
     if (!strcmp(kind, "rope")) s->positions = 131072;
+    if (!strncmp(op, "latent", strlen("latent")) && c->qk_rope_head_dim) s->R = c->qk_rope_head_dim;
     if (!strcmp(kind, "draw")) s->seed = i;
     if (!strcmp(op, "scatter_rows") || !strcmp(op, "gather_rows")) s->V = 2 * n;
     if (!strcmp(op, "blocks_choose")) s->positions = n, s->count = min_size(n, 16);

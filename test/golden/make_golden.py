@@ -24,7 +24,7 @@ import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, Ernie4_5Config, Gemma3TextConfig,
-                          Gemma4TextConfig, Glm4Config, Glm4MoeConfig, GPT2Config, GptOssConfig, GraniteConfig,
+                          Gemma4TextConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GPT2Config, GptOssConfig, GraniteConfig,
                           HunYuanDenseV1Config, Lfm2Config, Lfm2MoeConfig, Lfm3Config,
                           LlamaConfig, Ministral3Config, MistralConfig, MixtralConfig,
                           MuseGlimmerConfig, Olmo2Config, Olmo3Config, OlmoHybridConfig, Phi3Config, Qwen2Config,
@@ -44,15 +44,18 @@ NORMS = classes("""llama.LlamaRMSNorm mistral.MistralRMSNorm ministral.Ministral
     glm4.Glm4RMSNorm qwen3_moe.Qwen3MoeRMSNorm mixtral.MixtralRMSNorm glm4_moe.Glm4MoeRMSNorm granite.GraniteRMSNorm
     gpt_oss.GptOssRMSNorm seed_oss.SeedOssRMSNorm hunyuan_v1_dense.HunYuanDenseV1RMSNorm ernie4_5.Ernie4_5RMSNorm
     lfm2.Lfm2RMSNorm lfm2_moe.Lfm2MoeRMSNorm lfm3.Lfm3RMSNorm
-    olmo_hybrid.OlmoHybridRMSNorm""")
+    olmo_hybrid.OlmoHybridRMSNorm
+    glm4_moe_lite.Glm4MoeLiteRMSNorm""")
 OFFSET_NORMS = classes("""gemma3.Gemma3RMSNorm qwen3_5.Qwen3_5RMSNorm qwen3_5_moe.Qwen3_5MoeRMSNorm
     qwen3_next.Qwen3NextRMSNorm muse_glimmer.MuseGlimmerTextCenteredRMSNorm""")
 CASTING = classes("""qwen3_5.Qwen3_5GatedDeltaNet qwen3_5_moe.Qwen3_5MoeGatedDeltaNet qwen3_moe.Qwen3MoeTopKRouter
     qwen3_5_moe.Qwen3_5MoeTopKRouter mixtral.MixtralTopKRouter glm4_moe.Glm4MoeTopkRouter gemma4.Gemma4RMSNorm
     gemma4.Gemma4TextRouter ernie4_5.Ernie4_5Attention qwen3_next.Qwen3NextGatedDeltaNet
     qwen3_next.Qwen3NextTopKRouter muse_glimmer.MuseGlimmerRMSNorm
-    olmo_hybrid.OlmoHybridGatedDeltaNet""")
-Glm4MoeTopkRouter, Gemma4TextRouter = classes("glm4_moe.Glm4MoeTopkRouter gemma4.Gemma4TextRouter")
+    olmo_hybrid.OlmoHybridGatedDeltaNet
+    glm4_moe_lite.Glm4MoeLiteTopkRouter""")
+Gemma4TextRouter, *SigmoidRouters = classes("""gemma4.Gemma4TextRouter glm4_moe.Glm4MoeTopkRouter
+    glm4_moe_lite.Glm4MoeLiteTopkRouter""")
 
 transformers.utils.logging.disable_progress_bar()
 HERE = pathlib.Path(__file__).resolve().parent
@@ -320,6 +323,16 @@ GLM4_MOE = Glm4MoeConfig(vocab_size=104, hidden_size=32, intermediate_size=44, n
                          rope_parameters=dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.5),
                          **NO_SPECIAL_TOKENS)
 
+# Latents of 10 and a shared key of 4 for three heads of 10; queries of rank 8; the norms of both have an epsilon of their
+# own, which is not this one.
+GLM4_MOE_LITE = Glm4MoeLiteConfig(vocab_size=103, hidden_size=24, intermediate_size=40, num_hidden_layers=2,
+                                  num_attention_heads=3, num_key_value_heads=3, q_lora_rank=8, kv_lora_rank=10,
+                                  qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=10, rms_norm_eps=1e-2,
+                                  max_position_embeddings=128, n_routed_experts=6, num_experts_per_tok=2,
+                                  moe_intermediate_size=16, n_shared_experts=2, n_group=2, topk_group=1,
+                                  mlp_layer_types=["sparse", "dense"], routed_scaling_factor=1.8,
+                                  rope_parameters=dict(rope_type="default", rope_theta=20000.0), **NO_SPECIAL_TOKENS)
+
 # Sinks, biases everywhere, a window of 6 in the first layer, experts narrower than the hidden size, most values beyond the
 # clamps.
 GPT_OSS = GptOssConfig(vocab_size=106, hidden_size=32, intermediate_size=20, num_hidden_layers=2, num_attention_heads=6,
@@ -429,6 +442,7 @@ CASES = [
     Case("qwen3_next", QWEN3_NEXT, seed=347),
     Case("mixtral", MIXTRAL, seed=1223),
     Case("glm4_moe", GLM4_MOE, seed=763),
+    Case("glm4_moe_lite", GLM4_MOE_LITE, seed=4991),
     Case("gpt_oss", GPT_OSS, seed=2, pad=12),
     Case("lfm3", LFM3, seed=3, pad=30),
     Case("lfm2_moe", LFM2_MOE, seed=520),
@@ -697,7 +711,7 @@ def route_margin(model, stream):
         scores, k = (outputs[0].log(), router.config.top_k_experts) if beside else (outputs[0], router.top_k)
         if len(inputs) > 1:  # LFM2's bias
             scores = scores.sigmoid() + inputs[1]
-        if isinstance(router, Glm4MoeTopkRouter):
+        if isinstance(router, tuple(SigmoidRouters)):
             scores = scores.sigmoid() + router.e_score_correction_bias
             groups = scores.view(len(scores), router.num_group, -1)
             best = groups.topk(2).values.sum(-1).topk(min(router.topk_group + 1, router.num_group))

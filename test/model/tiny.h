@@ -78,6 +78,12 @@ more passes of a method. The passes leave the loss and every gradient on the hos
     "vocab_size=31,num_experts=5,num_experts_per_tok=3,moe_intermediate_size=12,shared_expert_intermediate_size=10,"   \
     "linear_key_head_dim=6,linear_value_head_dim=10,linear_num_key_heads=2,linear_num_value_heads=4,"                  \
     "partial_rotary_factor=0.5,rms_norm_eps=1e-3"
+// Latents in place of keys and values; experts by sigmoid in one of three layers, with a shared one
+#define TINY_LATENT                                                                                                    \
+    "glm4_moe_lite,hidden_size=20,intermediate_size=24,num_hidden_layers=3,num_attention_heads=3,vocab_size=31,"       \
+    "q_lora_rank=7,kv_lora_rank=9,qk_nope_head_dim=6,qk_rope_head_dim=4,v_head_dim=10,num_experts=5,"                  \
+    "num_experts_per_tok=2,moe_intermediate_size=12,shared_expert_intermediate_size=12,mlp_only_layers=0+2,"           \
+    "rms_norm_eps=1e-2"
 // Windows and sinks; experts with biases and clamps within reach
 #define TINY_SINKS                                                                                                     \
     "gpt_oss,hidden_size=20,intermediate_size=12,num_hidden_layers=3,num_attention_heads=4,num_key_value_heads=2,"     \

@@ -27,6 +27,15 @@ static void head_gate_problem_back(double *const *d, const double *dout, double 
     reference_gate_backward(d[0], d[1], dout, x[0], x[1], 12, 4);
 }
 
+// k, then v: two tokens of three heads of 5 elements, of which 2 are shared
+static void latent_problem(double *out, double *const *x) {
+    reference_latent_expand(out, out + 30, x[0], x[1], 2, 3, 5, 2);
+}
+static void latent_problem_back(double *const *d, const double *dout, double *const *x) {
+    (void)x;
+    reference_latent_fold(d[0], d[1], dout, dout + 30, 2, 3, 5, 2);
+}
+
 static void gated_norm_problem(double *out, double *const *x) {
     reference_gated_norm_forward(out, x[0], x[1], x[2], 2, 3, 4, 13, 1e-2);
 }
@@ -98,6 +107,7 @@ static void delta_goes_on_back(double *const *d, const double *dout, double *con
 static const Problem linear_problems[] = {
     {"gate", {9, 9}, 9, gate_problem, gate_problem_back},
     {"gate of a head", {12, 3}, 12, head_gate_problem, head_gate_problem_back},
+    {"latents", {48, 4}, 60, latent_problem, latent_problem_back},
     {"gated norm", {24, 26, 4}, 24, gated_norm_problem, gated_norm_problem_back},
     {"convolution",
      {7 * SEVEN_STRIDE, 4 * SEVEN_W, 3 * SEVEN_W},
@@ -130,6 +140,22 @@ TEST(split_heads) {
         case_of("", "split");
         varied.exactly = 1;
         case_split_heads(&s);
+    }
+}
+
+// Shared parts of keys of no, some and all elements; rows that packs of 16 bytes fit or do not
+TEST(latents) {
+    static const size_t shapes[][4] = {{1, 1, 2, 1}, {3, 3, 10, 4}, {7, 2, 16, 8}, {5, 20, 64, 16}, {9, 1, 8, 8},
+                                       {33, 3, 36, 12}};
+    for (size_t i = 0; i < COUNT_OF(shapes); i++) {
+        const size_t *shape = shapes[i];
+        const OpShape s = {.n = shape[0], .NH = shape[1], .HD = shape[2], .R = shape[3], .C = shape[2]};
+        case_of("", "latents");
+        varied.exactly = 1;
+        case_latent_expand(&s);
+        varied.exactly = 0;
+        case_latent_fold(&s);
+        case_sums_add(&s);
     }
 }
 

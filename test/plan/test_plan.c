@@ -52,6 +52,7 @@ static const char *const models[] = {
     TINY_HEADS,
     TINY_BESIDE,
     TINY_OWN,
+    TINY_LATENT,
 };
 #define MODELS COUNT_OF(models)
 

@@ -240,6 +240,7 @@ TEST(qwen3_5_moe) { FOLDER("qwen3_5_moe"); }
 TEST(qwen3_next) { FOLDER("qwen3_next"); }
 TEST(mixtral) { FOLDER("mixtral"); }
 TEST(glm4_moe) { FOLDER("glm4_moe"); }
+TEST(glm4_moe_lite) { FOLDER("glm4_moe_lite"); }
 TEST(gpt_oss) { FOLDER("gpt_oss"); }
 TEST(gemma4) { FOLDER("gemma4"); }
 TEST(gemma4_e) { FOLDER("gemma4-e"); }

@@ -42,6 +42,7 @@ static const char *const models[] = {
     TINY_SINKS,
     TINY_BESIDE,
     TINY_OWN,
+    TINY_LATENT,
 };
 enum { MODELS = COUNT_OF(models) };
 
@@ -51,9 +52,15 @@ static int thinned(void) { return !all_cases() && ops_device->stored != DTYPE_FP
 // All models; on emulated kernels every third, from `first` on: the tests together cover all.
 #define FOR_MODELS(i, first) for (size_t i = EMULATED ? (first) : 0; i < MODELS; i += EMULATED ? 3 : 1)
 
+// Sets the losses of routers, which a router with biases lacks.
+static void set_router_losses(TinyCase *c) {
+    if (c->model.config.num_experts && c->model.config.family->router == ROUTER_SOFTMAX)
+        c->settings.router_aux_loss = 0.7, c->settings.router_z_loss = 0.2;
+}
+
 // Compares every method and chunk size with full on one batch.
 static void methods_agree_on(TinyCase c, const char *text, const size_t *length, size_t documents, int masked) {
-    if (c.model.config.num_experts) c.settings.router_aux_loss = 0.7, c.settings.router_z_loss = 0.2;
+    set_router_losses(&c);
     c.batch = tiny_batch(length, documents, c.model.config.vocab_size, masked, 11);
     const int few = thinned() && ops_device->stored == DTYPE_BF16;
     const size_t N = c.batch.N, sizes[] = {1, 7, N / 3 ? N / 3 : 1, N > 1 ? N - 1 : 1, N, N + 1};
@@ -155,7 +162,7 @@ static void slopes_agree(TinyCase c, double h, double allowed) {
     const size_t length[] = {9, 1, 6};
     c.model.config.pad_token_id = NO_ROW; // with one the gradient is not the slope
     c.batch = tiny_batch(length, 3, c.model.config.vocab_size, 1, 13);
-    if (c.model.config.num_experts) c.settings.router_aux_loss = 0.7, c.settings.router_z_loss = 0.2;
+    set_router_losses(&c);
     TinyResult full = tiny_case_run(&c, METHOD_FULL, 0, 0, &c.batch, 1);
     for (size_t j = 0; j < c.model.parameter_count; j++) {
         const Parameter *p = &c.model.parameters[j];
@@ -333,6 +340,8 @@ static void saving_changes_nothing(TinyCase *c, size_t chunk, const Batch *batch
     for (size_t l = 0; l < d.L; l++)
         Q += layer_is_linear(&c->model.config, l) ? 0 : shapes_in(&c->model, layer_form(&c->model.config, l)).Q;
     bytes = (N * Q * d.stored + 255) / 256 * 256 + (N * layers * d.NH * d.summed + 255) / 256 * 256;
+    const Range all = {0, N};
+    const double expanded = d.low ? latents_seen(&batches[0], all, chunk ? chunk : N).tokens : 0; // latents
     RunSettings settings = tiny_settings(c, method, chunk, 11);
     settings.backward = 1;
     const Plan without = plan_make(&settings, &batches[0]);
@@ -345,7 +354,8 @@ static void saving_changes_nothing(TinyCase *c, size_t chunk, const Batch *batch
             tiny_expect_same(&c->model, found, expected, bound(), 0, 0.01);
         else
             tiny_expect_bits(found, expected, keep == 1 ? "the device" : "host memory");
-        if (plan.counts.flops != without.counts.flops - without.counts.attention_forward / 2 ||
+        const double latents = expanded * 2 * (double)(d.L * d.KV * d.NH * (2 * d.HD - d.shared_key));
+        if (plan.counts.flops != without.counts.flops - without.counts.attention_forward / 2 - latents ||
             plan.counts.attention_forward != without.counts.attention_forward / 2)
             test_fail("%.17g operations, %.17g without, of which %.17g for attention forward", plan.counts.flops,
                       without.counts.flops, without.counts.attention_forward);

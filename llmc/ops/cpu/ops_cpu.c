@@ -24,6 +24,7 @@ once per precision (precision.h) and linked to the driver; its object exports th
 #include "blocks.h"     // the best blocks of a long text
 #include "sink.h"       // sinks of attention
 #include "gate.h"       // the gate of attention's output
+#include "latent.h"     // latent attention
 #include "conv.h"       // linear attention: the convolution
 #include "delta.h"      // linear attention: the gated delta rule
 #include "gated_norm.h" // linear attention: the gated norm

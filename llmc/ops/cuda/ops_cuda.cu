@@ -26,6 +26,7 @@ once per precision and linked to the driver; its object exports the table alone.
 #include "blocks.cuh"       // the best blocks of a long text
 #include "sink.cuh"         // sinks of attention
 #include "gate.cuh"         // the gate of attention's output
+#include "latent.cuh"       // latent attention
 #include "conv.cuh"         // linear attention: the convolution
 #include "delta.cuh"        // linear attention: the gated delta rule
 #include "gated_norm.cuh"   // linear attention: the gated norm

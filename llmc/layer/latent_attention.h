@@ -1,0 +1,246 @@
+/*
+Latent attention (arXiv 2405.04434): all heads' keys and values of a token follow from one short vector, its latent.
+With h the mixer's norm, R the rotated elements of a head of HD, and rms an RMSNorm with an epsilon of its own:
+
+    q = W_q rms(W_qd h)                    per head HD - R elements, then R rotated ones
+    c = rms(W_c h)                         the latent; kv.k holds c in place of keys
+    r = rotate(W_r h)                      R elements that the keys of all heads share; kv.v holds r
+    [k | v] = W_kv c, k = [k | r]          per head HD - R elements of the key, and HD of the value
+
+Only c and r of all tokens are stored, moved and kept. Keys and values exist for a range of tokens at a time: a chunk's
+queries take its ranges in turn, and attention merges the results as a ring does (orders/ring.h). Backward expands a
+range again. It folds dK, dV of the range into dc and dr, which are Summed and complete at the visit of their own chunk.
+
+    FLOPs for a chunk of n queries that sees N keys     2 N kv_rank NH (2 HD - R) forward, three times that in backward:
+                                                        kv_rank (2 HD - R) / (2 n HD) of attention's forward
+*/
+#ifndef LLMC_LATENT_ATTENTION_H
+#define LLMC_LATENT_ATTENTION_H
+#include "branch.h"
+
+enum { LATENT_CHUNKS = 4 }; // chunks in a range
+
+static int is_latent(const Visit *v) { return v->layer->shape.low != 0; }
+
+// ---- queries, latents -----------------------------------------------------------------------------------------------
+// Returns the norm of queries of low rank and of latents, which ignores rms_norm_eps.
+static Norm latent_norm(void) {
+    const Norm norm = {1e-6, 0, NORM_RMS};
+    return norm;
+}
+
+// Rotates the part of keys that heads share, x[n,R], in place; backward: rotates it back.
+static void shared_key_rotate(const Visit *v, Stored *x, int backward) {
+    const StreamBP *s = v->s;
+    const Shapes *d = &v->layer->shape;
+    s->ops->rope(x, s->now.position + v->c.row, s->setup->inverse_frequency[0] + (d->HD - d->shared_key) / 2, v->c.n, 1,
+                 d->shared_key, d->shared_key, rotation_of(&s->model->config, 0, 0), backward);
+}
+
+// Returns the norm of queries of low rank, pushed.
+static Stored *push_low_norm(const Visit *v, const Stored *low) {
+    const size_t width = v->layer->shape.low;
+    Stored *norm = push_stored(v->s, SHARE_WORKSPACE, "norm of queries of low rank", v->c.n * width);
+    v->s->ops->norm_forward(norm, low, weight_of(v, Q_NORM), NULL, NULL, v->c.n, width, latent_norm());
+    return norm;
+}
+
+// q[n,NH*HD] from `low`[n,rank], the product of QUERY_DOWN
+static void latent_queries(const Visit *v, Stored *q, const Stored *low) {
+    const size_t mark = arena_mark(v->s->arena);
+    linear_forward(v, Q_WEIGHT, q, push_low_norm(v, low), NULL);
+    rotate(v, Q_NORM, q, 0);
+    arena_pop(v->s->arena, mark);
+}
+
+// Adds the gradient through queries to dnorm. Overwrites dq.
+static void latent_queries_backward(const Visit *v, Activations *a, Stored *dq) {
+    const StreamBP *s = v->s;
+    const size_t mark = arena_mark(s->arena), width = v->layer->shape.low;
+    rotate(v, Q_NORM, dq, 1);
+    const Stored *norm = push_low_norm(v, a->q_linear);
+    Stored *dlow = push_stored(s, SHARE_WORKSPACE, "gradient of queries of low rank", v->c.n * width);
+    linear_backward(v, Q_WEIGHT, dlow, dq, norm, 0);
+    norm_kind_backward(s, latent_norm(), dlow, sum_of(v, Q_NORM), NULL, dlow, a->q_linear, weight_of(v, Q_NORM), v->c.n,
+                       width, 0);
+    mixer_input_backward(v, a, linear_of(v, QUERY_DOWN), dlow);
+    arena_pop(s->arena, mark);
+}
+
+// dc[c], dr[c], which are complete -> their part of dnorm. linear: the product of latents
+static void latents_backward(const Visit *v, Activations *a, const Stored *linear) {
+    const StreamBP *s = v->s;
+    const Shapes *d = &v->layer->shape;
+    const size_t mark = arena_mark(s->arena), n = v->c.n;
+    Stored *dlatent = push_stored(s, SHARE_WORKSPACE, "gradient of latents", n * d->KV);
+    Stored *dshared = push_stored(s, SHARE_WORKSPACE, "gradient of the shared part of keys", n * d->VV);
+    s->ops->round_sums(dlatent, key_gradient_at(s, KEYS, v->l, v->c.token), n * d->KV);
+    s->ops->round_sums(dshared, key_gradient_at(s, VALUES, v->l, v->c.token), n * d->VV);
+    norm_kind_backward(s, latent_norm(), dlatent, sum_of(v, K_NORM), NULL, dlatent, linear, weight_of(v, K_NORM), n,
+                       d->KV, 0);
+    mixer_input_backward(v, a, linear_of(v, K_WEIGHT), dlatent);
+    shared_key_rotate(v, dshared, 1);
+    mixer_input_backward(v, a, linear_of(v, V_WEIGHT), dshared);
+    arena_pop(s->arena, mark);
+}
+
+// ---- ranges ---------------------------------------------------------------------------------------------------------
+// Attention of some of a chunk's queries, forward or backward, by ranges of keys
+typedef struct {
+    const Activations *a;
+    Stored *dq, *dattention_out; // backward; else NULL
+    Summed *sums;                // of out or dq over several ranges; NULL: one range has all keys
+    Summed *scratch;
+    Stored *kv, *k, *v; // of the current range
+    Summed *dk, *dv;
+    Range range;
+} LatentAttention;
+
+// Returns the tokens of a range.
+static size_t latent_range(const StreamBP *s) { return min_size(s->now.N, LATENT_CHUNKS * layer_chunk(s)); }
+
+// Pushes the tensors of a range. dq NULL: forward
+static LatentAttention push_latent_attention(const Visit *v, const Activations *a, Stored *dq, Stored *dattention_out,
+                                             Summed *scratch) {
+    const StreamBP *s = v->s;
+    const Shapes *d = &v->layer->shape;
+    const size_t R = latent_range(s);
+    LatentAttention x = {a, dq, dattention_out, NULL, scratch, NULL, NULL, NULL, NULL, NULL, {0, 0}};
+    if (R < s->now.N || has_forks(s))
+        x.sums = push_summed(s, SHARE_WORKSPACE, "sums of a chunk's ranges", v->c.n * d->Q);
+    x.kv = push_stored(s, SHARE_KV, "product of a range's latents", R * d->NH * (2 * d->HD - d->shared_key));
+    x.k = push_stored(s, SHARE_KV, "keys of a range", R * d->Q);
+    x.v = push_stored(s, SHARE_KV, "values of a range", R * d->Q);
+    if (!dq) return x;
+    x.dk = push_summed(s, SHARE_KV, "gradient of keys of a range", R * d->Q);
+    x.dv = push_summed(s, SHARE_KV, "gradient of values of a range", R * d->Q);
+    return x;
+}
+
+// Returns the visit of a range's tokens, for their products.
+static Visit range_visit(const Visit *v, Range range) {
+    Visit of = *v;
+    of.c.token = range.begin, of.c.n = range.count;
+    return of;
+}
+
+// Makes K, V of the range from its latents; in backward dK = dV = 0.
+static void latents_expand(const Visit *v, const LatentAttention *x) {
+    const StreamBP *s = v->s;
+    const Shapes *d = &v->layer->shape;
+    const Visit of = range_visit(v, x->range);
+    linear_forward(&of, KEY_VALUE_UP, x->kv, key_value_at(s, KEYS, v->l, of.c.token), NULL);
+    s->ops->latent_expand(x->k, x->v, x->kv, key_value_at(s, VALUES, v->l, of.c.token), of.c.n, d->NH, d->HD,
+                          d->shared_key);
+    if (!x->dq) return;
+    s->ops->zero(x->dk, of.c.n * d->Q * d->summed);
+    s->ops->zero(x->dv, of.c.n * d->Q * d->summed);
+}
+
+// Adds dK, dV of the range to dc, dr of its tokens; dW +=
+static void latents_fold(const Visit *v, const LatentAttention *x) {
+    const StreamBP *s = v->s;
+    const Shapes *d = &v->layer->shape;
+    const Visit of = range_visit(v, x->range);
+    const size_t mark = arena_mark(s->arena), token = of.c.token, count = of.c.n * d->KV;
+    Stored *dlatent = push_stored(s, SHARE_WORKSPACE, "gradient of a range's latents", count);
+    s->ops->latent_fold(x->kv, key_gradient_at(s, VALUES, v->l, token), x->dk, x->dv, of.c.n, d->NH, d->HD,
+                        d->shared_key);
+    linear_backward(&of, KEY_VALUE_UP, dlatent, x->kv, key_value_at(s, KEYS, v->l, token), 0);
+    s->ops->sums_add(key_gradient_at(s, KEYS, v->l, token), dlatent, count);
+    arena_pop(s->arena, mark);
+}
+
+// Runs the attention op on the range, for the chunk's queries from row `row` on.
+static void latent_op(const Visit *v, const LatentAttention *x, const AttentionShape *shape, size_t row) {
+    const StreamBP *s = v->s;
+    const Shapes *d = &v->layer->shape;
+    const Activations *a = x->a;
+    const size_t from = x->range.begin, bytes = d->Q * d->stored;
+    const Stored *k = (const Stored *)token_0(x->k, from, bytes), *values = (const Stored *)token_0(x->v, from, bytes);
+    Summed *sums = x->sums ? summed_row(s, x->sums, row, d->Q) : NULL, *lse = summed_row(s, a->lse, row, d->NH);
+    Stored *q = stored_row(s, a->q, row, d->Q), *out = stored_row(s, a->attention_out, row, d->Q);
+    if (x->dq)
+        s->ops->attention_backward(
+            sums ? (void *)sums : stored_row(s, x->dq, row, d->Q), (Summed *)token_0(x->dk, from, d->Q * d->summed),
+            (Summed *)token_0(x->dv, from, d->Q * d->summed), stored_row(s, x->dattention_out, row, d->Q), out, q, k,
+            values, lse, shape, x->scratch);
+    else
+        s->ops->attention_forward(sums ? (void *)sums : out, lse, q, k, values, shape, x->scratch);
+}
+
+// Runs the attention op on the range with the chunk's spans, and in a tree with forks with `calls` calls.
+static void latent_calls(const Visit *v, const LatentAttention *x, Spans spans, size_t row, size_t calls, int first) {
+    const StreamBP *s = v->s;
+    AttentionShape shape = attention_shape(s, v->l, spans);
+    shape.keys.begin = x->range.begin, shape.keys.end = x->range.begin + x->range.count;
+    shape.slots = no_slots;
+    shape.partial = x->sums != NULL, shape.accumulate = shape.partial && !first;
+    latent_op(v, x, &shape, row);
+    for (size_t i = 0; i < calls; i++) {
+        TreeCall call = s->now.call[i];
+        call.keys.begin = max_size(call.keys.begin, x->range.begin);
+        call.keys.end = min_size(call.keys.end, x->range.begin + x->range.count);
+        if (call.keys.begin >= call.keys.end) continue;
+        attention_shape_call(&shape, &call);
+        latent_op(v, x, &shape, row + call.row);
+    }
+}
+
+// Runs attention of spans' queries, from row `row` of the chunk on, over the ranges of tokens `seen`.
+static void latent_spans(const Visit *v, LatentAttention *x, Spans spans, size_t row, KeyRange seen, size_t calls) {
+    for (size_t done = seen.begin; done < seen.end; done += x->range.count) {
+        x->range.begin = done, x->range.count = min_size(latent_range(v->s), seen.end - done);
+        const KeyRange keys = {done, done + x->range.count};
+        spans.pairs = 0;
+        for (size_t i = 0; i < spans.count; i++) spans.pairs += span_pairs(spans.span[i], keys, 0);
+        latents_expand(v, x);
+        latent_calls(v, x, spans, row, calls, done == seen.begin);
+        if (x->dq) latents_fold(v, x);
+    }
+}
+
+// Tells whether the dry run visits one range for all ranges of the chunks that c counts for.
+static int counts_ranges(const Visit *v) {
+    const StreamBP *s = v->s;
+    return visits_shapes(s) || (s->memory.walk.dry && !v->c.given && !has_forks(s));
+}
+
+static void latent_count(const Visit *v, LatentAttention *x, Spans spans) {
+    StreamBP *s = v->s;
+    const Range chunks = {v->c.token, (size_t)v->c.times * v->c.n};
+    const LatentsSeen seen = latents_seen(s->now.batch, chunks, v->c.n);
+    const size_t end = v->c.token + v->c.n, count = min_size(latent_range(s), seen.longest);
+    x->range.begin = max_size(end, count) - count, x->range.count = count;
+    const double times = s->memory.walk.chunks / s->memory.walk.layers; // that the visit of c counts now
+    walk_count(&s->memory.walk, s->ops, times / v->c.times * seen.tokens / (double)count);
+    latents_expand(v, x);
+    if (x->dq) latents_fold(v, x);
+    walk_count(&s->memory.walk, s->ops, times);
+    latent_calls(v, x, spans, 0, 0, 1);
+}
+
+// Runs attention by ranges: q, c, r -> attention_out, lse; with dq backward: dq, dc, dr += from dattention_out
+static void latent_attention(const Visit *v, const Activations *a, Stored *dq, Stored *dattention_out,
+                             Summed *scratch) {
+    const StreamBP *s = v->s;
+    const size_t mark = arena_mark(s->arena), calls = tree_calls(s, v->c, 0);
+    const Spans spans = layer_spans(s, v->l, v->c);
+    LatentAttention x = push_latent_attention(v, a, dq, dattention_out, scratch);
+    if (counts_ranges(v))
+        latent_count(v, &x, spans);
+    else if (!v->c.given)
+        latent_spans(v, &x, spans, 0, keys_seen(s->now.batch, v->c.token, v->c.n), calls);
+    for (size_t i = 0; v->c.given && i < spans.count; i++) { // generation: texts lie apart
+        Span span = spans.span[i];
+        const KeyRange seen = {span.document, span.end};
+        const Spans one = {&span, 1, 0, 0};
+        const size_t row = span.row;
+        span.row = 0;
+        latent_spans(v, &x, one, row, seen, 0);
+    }
+    if (x.sums) s->ops->round_sums(dq ? dq : a->attention_out, x.sums, v->c.n * v->layer->shape.Q);
+    arena_pop(s->arena, mark);
+}
+
+#endif
