@@ -51,6 +51,7 @@ typedef struct {
     // linear attention (Gated DeltaNet)
     size_t linear_num_key_heads, linear_num_value_heads, linear_key_head_dim, linear_value_head_dim;
     size_t linear_conv_kernel_dim;
+    double time_step_min, time_step_max; // Mamba-2: bounds of a token's step
     // experts
     size_t num_experts, num_experts_per_tok, moe_intermediate_size;
     size_t shared_expert_intermediate_size;       // width of the shared expert, which every token uses; 0: none
@@ -150,6 +151,8 @@ static const ConfigKey config_keys[] = {
     {KEY(linear_key_head_dim), NULL, KEY_SIZE, 1, 1024, 0, OPTIONAL},
     {KEY(linear_value_head_dim), NULL, KEY_SIZE, 1, 1024, 0, OPTIONAL},
     {KEY(linear_conv_kernel_dim), NULL, KEY_SIZE, 1, CONV_TAPS_MAX, 0, OPTIONAL},
+    {KEY(time_step_min), NULL, KEY_DOUBLE, 0, 1e6, 0, OPTIONAL},
+    {KEY(time_step_max), NULL, KEY_DOUBLE, 0, INFINITY, 0, OPTIONAL},
     {KEY(num_experts), "num_local_experts", KEY_SIZE, 0, EXPERTS_MOST, 0, OPTIONAL},
     {KEY(num_experts_per_tok), "top_k_experts", KEY_SIZE, 1, CHOSEN_MOST, 0, OPTIONAL},
     {KEY(moe_intermediate_size), NULL, KEY_SIZE, 1, 1 << 22, 0, OPTIONAL},

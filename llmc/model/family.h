@@ -9,12 +9,13 @@ add a family, add a row here, the config.json keys to refuse to hf_config.h, and
 
 // The tensors of one layer, in their order in memory and in a flat .bin. A layer has the tensors of attention or of
 // linear attention, the tensors of a dense MLP or of experts, and the common ones. Adjacent without padding are: q, k
-// and v weights; their biases; gate and up; the first four of linear attention. A file may hold these neighbours as one
+// and v weights; their biases; gate and up; the first five of linear attention. A file may hold these neighbours as one
 // tensor (GPT-2's c_attn), and the driver may use them as one (gate and up).
 // clang-format off
 typedef enum {
     NORM1_WEIGHT, NORM1_BIAS,
     Q_WEIGHT, K_WEIGHT, V_WEIGHT, Q_BIAS, K_BIAS, V_BIAS, Q_NORM, K_NORM, O_WEIGHT, O_BIAS, // attention
+    IN_GATE_WEIGHT, // linear attention of Mamba-2: z, before its inputs
     IN_QKV_WEIGHT, IN_Z_WEIGHT, IN_B_WEIGHT, IN_A_WEIGHT, CONV_WEIGHT, DT_BIAS, A_LOG, GATED_NORM, OUT_WEIGHT, // linear
     POST_NORM1,
     NORM2_WEIGHT, NORM2_BIAS,
@@ -26,6 +27,7 @@ typedef enum {
     ROUTER_BIAS, ROUTER_NORM, EXPERTS_SCALE, EXPERTS_GATE_UP_BIAS, EXPERTS_DOWN_BIAS, // experts
     DENSE_POST_NORM, EXPERTS_PRE_NORM, EXPERTS_POST_NORM, // experts next to a dense MLP
     INPUT_TABLE, INPUT_PROJECTION, INPUT_GATE, INPUT_OUT, INPUT_NORM, // the layer's own input
+    CONV_BIAS, SKIP, // linear attention of Mamba-2: SKIP is D
     LAYER_TENSORS
 } LayerTensor;
 
@@ -88,6 +90,7 @@ typedef struct {
     int interleaved;        // rotary pairs are neighbours, not elements half a head apart
     int plain_rope;         // rotary positions cannot be scaled
     int outer_norms;        // embeddings pass an RMSNorm without weight; the final norm lacks the layers' offset
+    int ssd;                // linear attention is Mamba-2's
     int fused_heads;        // files fuse linear attention's inputs head by head (fused_rows)
     TensorNames names;
 } Family;
@@ -96,11 +99,11 @@ typedef struct {
 static int family_has_linear(const Family *family) { return strchr(family->layer_types, 'l') != NULL; }
 
 // clang-format off
-#define NO_LINEAR_NAMES NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
-#define LINEAR_NAMES "linear_attn.in_proj_qkv.weight", "linear_attn.in_proj_z.weight",                               \
+#define NO_LINEAR_NAMES NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+#define LINEAR_NAMES NULL, "linear_attn.in_proj_qkv.weight", "linear_attn.in_proj_z.weight",                               \
     "linear_attn.in_proj_b.weight", "linear_attn.in_proj_a.weight", "linear_attn.conv1d.weight",                    \
     "linear_attn.dt_bias", "linear_attn.A_log", "linear_attn.norm.weight", "linear_attn.out_proj.weight"
-#define FUSED_LINEAR_NAMES "linear_attn.in_proj_qkvz.weight", NULL, "linear_attn.in_proj_ba.weight", NULL,            \
+#define FUSED_LINEAR_NAMES NULL, "linear_attn.in_proj_qkvz.weight", NULL, "linear_attn.in_proj_ba.weight", NULL,            \
     "linear_attn.conv1d.weight", "linear_attn.dt_bias", "linear_attn.A_log", "linear_attn.norm.weight",               \
     "linear_attn.out_proj.weight"
 // Argument: the names of QK-norm

@@ -168,9 +168,10 @@ static TensorShape layer_tensor_shape(const Config *c, unsigned form, LayerTenso
     const size_t W = linear_channels(c), HV = c->linear_num_value_heads, values = HV * c->linear_value_head_dim;
     const size_t E = c->num_experts, I = c->moe_intermediate_size, shared = c->shared_expert_intermediate_size;
     const size_t biased = family->expert_biases, beside = family->experts_beside, P = c->hidden_size_per_layer_input;
-    const int late = tensor == SINKS || tensor == OUTPUT_GATE; // of attention, after the MLP in memory
-    const int attention = (tensor >= Q_WEIGHT && tensor <= O_BIAS) || late;
-    const int linear = tensor >= IN_QKV_WEIGHT && tensor <= OUT_WEIGHT;
+    const int of_attention = tensor == SINKS || tensor == OUTPUT_GATE; // after the MLP in memory
+    const int of_linear = tensor == CONV_BIAS || tensor == SKIP, late = of_attention || of_linear;
+    const int attention = (tensor >= Q_WEIGHT && tensor <= O_BIAS) || of_attention;
+    const int linear = (tensor >= IN_GATE_WEIGHT && tensor <= OUT_WEIGHT) || of_linear, ssd = family->ssd;
     const int rule = linear && tensor != IN_QKV_WEIGHT && tensor != CONV_WEIGHT && tensor != OUT_WEIGHT;
     const int mixer = tensor <= POST_NORM1 || late, mlp = !mixer && tensor < INPUT_TABLE;
     const int dense = tensor >= GATE_WEIGHT && tensor <= DOWN_BIAS && !beside;
@@ -191,9 +192,11 @@ static TensorShape layer_tensor_shape(const Config *c, unsigned form, LayerTenso
         {ROLE_BIAS, kv * qkv_bias, 0, 0}, {ROLE_BIAS, values_too * qkv_bias, 0, 0},
         {ROLE_NORM, whole ? q : head_norm, 0, 0}, {ROLE_NORM, whole || !kv ? kv : head_norm, 0, 0},
         {ROLE_LINEAR, C, q, 0}, {ROLE_BIAS, C * o_bias, 0, 0},
-        {ROLE_LINEAR, W, C, 0}, {ROLE_LINEAR, values, C, 0}, {ROLE_LINEAR, HV, C, 0}, {ROLE_LINEAR, HV, C, 0},
+        {ROLE_LINEAR, ssd ? values : 0, C, 0},
+        {ROLE_LINEAR, W, C, 0}, {ROLE_LINEAR, ssd ? 0 : values, C, 0}, {ROLE_LINEAR, ssd ? 0 : HV, C, 0},
+        {ROLE_LINEAR, HV, C, 0},
         {ROLE_CONV, W, c->linear_conv_kernel_dim, 0}, {ROLE_BIAS, HV, 0, 0}, {ROLE_DECAY, HV, 0, 0},
-        {ROLE_NORM, c->linear_value_head_dim, 0, 0},
+        {ROLE_NORM, ssd ? values : c->linear_value_head_dim, 0, 0},
         {ROLE_LINEAR, C, form & FORM_CONVOLUTION ? W : values, 0},
         {ROLE_NORM, post_norm, 0, 0},
         {ROLE_NORM, pre_norm, 0, 0}, {ROLE_BIAS, layer_norm, 0, 0},
@@ -211,6 +214,7 @@ static TensorShape layer_tensor_shape(const Config *c, unsigned form, LayerTenso
         {ROLE_NORM, C * beside, 0, 0}, {ROLE_NORM, C * beside, 0, 0}, {ROLE_NORM, C * beside, 0, 0},
         {ROLE_EMBEDDING, P ? c->vocab_size_per_layer_input : 0, P, 0}, {ROLE_LINEAR, P, C, 0},
         {ROLE_LINEAR, P, C, 0}, {ROLE_LINEAR, P ? C : 0, P, 0}, {ROLE_NORM, P ? C : 0, 0, 0},
+        {ROLE_BIAS, ssd ? W : 0, 0, 0}, {ROLE_BIAS, ssd ? HV : 0, 0, 0},
     };
     // clang-format on
     return shapes[tensor];
@@ -264,7 +268,7 @@ static void model_add(Model *model, const char *prefix, const char *name, Tensor
             parameter->file_rows = shape.experts;
         parameter->fused = fused_rows(c, (LayerTensor)tensor);
         parameter->ones =
-            tensor == DT_BIAS || tensor == GATED_NORM ||
+            tensor == DT_BIAS || tensor == GATED_NORM || tensor == SKIP ||
             (shape.role == ROLE_NORM && (!c->family->norm_offset || (c->family->outer_norms && !*prefix)));
         if (shape.cols) parameter->init_std = c->initializer_range;
         // GPT-2 scales weights whose product is added to the residual stream by 1/sqrt(2L)

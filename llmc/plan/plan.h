@@ -258,7 +258,7 @@ static double attention_elements(const Config *c, const Batch *batch, Range rang
 // Returns the FLOPs of the delta rule per token of one layer.
 static double delta_token_flops(const Model *model, DeltaWork work) {
     const LinearShape d = shapes_of(model).linear;
-    const DeltaShape shape = {{0}, d.HK, d.HV, d.DK, d.DV, d.taps, d.E, 0};
+    const DeltaShape shape = {{0}, d.HK, d.HV, d.DK, d.DV, d.taps, d.E, 0, d.ssd, d.least, d.most};
     return delta_flops(&shape, work);
 }
 

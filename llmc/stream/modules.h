@@ -20,7 +20,10 @@ typedef struct {
     size_t stride;            // elements from row to row of the output
 } Linear;
 
-// Returns the last of linear attention's adjacent projections. A convolution alone has one projection.
+// Returns the first and the last of linear attention's adjacent projections. A convolution alone has one projection.
+static LayerTensor first_of_inputs(const Layer *layer) {
+    return layer->shape.linear.ssd ? IN_GATE_WEIGHT : IN_QKV_WEIGHT;
+}
 static LayerTensor last_of_inputs(const Layer *layer) { return has_rule(layer) ? IN_A_WEIGHT : IN_QKV_WEIGHT; }
 
 static Linear linear_of(const Visit *v, LayerTensor tensor) {
@@ -40,7 +43,8 @@ static Linear linear_of(const Visit *v, LayerTensor tensor) {
         break;
     case SHARED_DOWN_WEIGHT: linear.bias = LAYER_TENSORS, linear.in = d->shared, linear.out = d->C; break;
     case IN_QKV_WEIGHT:
-        linear.bias = LAYER_TENSORS, linear.out = d->linear.E, linear.last = last_of_inputs(v->layer);
+        linear.weight = first_of_inputs(v->layer), linear.last = last_of_inputs(v->layer);
+        linear.bias = LAYER_TENSORS, linear.out = d->linear.E;
         break;
     case OUT_WEIGHT: linear.bias = LAYER_TENSORS, linear.in = d->linear.out, linear.out = d->C; break;
     case INPUT_PROJECTION:
@@ -202,6 +206,7 @@ static void product_forward(const Visit *v, Linear linear, Stored *out, const St
     size_t rows = linear.out;
     for (size_t t = linear.weight, column = 0; column < linear.out; t++, column += rows) {
         if (v->w.stored) rows = tensor_rows(v, (int)t);
+        if (!rows) continue;
         matrix_forward(v, v->w.offset[t], weight_of(v, (LayerTensor)t), stored_row(s, out, column, 1), x,
                        bias ? stored_row(s, (Stored *)bias, column, 1) : NULL,
                        residual ? stored_row(s, (Stored *)residual, column, 1) : NULL, linear.in, rows, linear.stride);

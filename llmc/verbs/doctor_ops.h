@@ -12,7 +12,7 @@ optimizer's step.
 // Returns the shape of n tokens of a model. A model without linear attention gets a few small heads, a model without
 // experts a few small experts.
 static OpShape model_shape(const Config *c, size_t n) {
-    const DeltaShape small = {{NULL, 0, 0, 0}, 2, 4, 32, 32, 4, 0, 0};
+    const DeltaShape small = {.HK = 2, .HV = 4, .K = 32, .V = 32, .taps = 4};
     const RouterShape few = {ROUTER_SOFTMAX, 12, 3, 1, 1, 1, 1};
     OpShape s = {0};
     s.n = n, s.C = c->hidden_size, s.V = c->vocab_size, s.FF = c->intermediate_size, s.stride = s.V / 8 * 8 + 8;
@@ -81,6 +81,8 @@ static int op_shape(const char *op, const Config *c, size_t n, size_t i, OpShape
                    {"split_heads", 2, SIZE_MAX, 0},
                    {"conv", 2, SIZE_MAX, 0},
                    {"delta", 2, SIZE_MAX, 0},
+                   {"ssd", 2, SIZE_MAX, 0},
+                   {"gated_norm", 2, SIZE_MAX, 0},
                    {"state_combine", 2, SIZE_MAX, 0},
                    {"attention_received", 1, 256, 1},
                    {"attention", 3, SIZE_MAX, 1},
