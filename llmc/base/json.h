@@ -91,10 +91,24 @@ static cJSON *json_parse_object(const char *text, size_t length, const char *whe
     return root;
 }
 
+// Replaces Infinity outside strings, which Python writes for an infinite number, by a number that overflows.
+static void json_spell_infinity(char *text) {
+    static const char word[] = "Infinity", number[] = "1e9999  ";
+    for (int quoted = 0; *text; text++) {
+        if (*text == '\\' && quoted && text[1])
+            text++;
+        else if (*text == '"')
+            quoted = !quoted;
+        else if (!quoted && !strncmp(text, word, sizeof(word) - 1))
+            memcpy(text, number, sizeof(number) - 1);
+    }
+}
+
 // Parses a file of at most `limit` bytes that holds one object.
 static cJSON *json_read_object(const char *path, size_t limit) {
     size_t length;
     char *text = input_read_text(path, limit, &length);
+    json_spell_infinity(text);
     cJSON *root = json_parse_object(text, length, path);
     free(text);
     return root;

@@ -51,7 +51,8 @@ typedef struct {
     const char *layer_prefix; // with one %zu
     const char *model[MODEL_TENSORS];
     const char *layer[LAYER_TENSORS]; // NULL: absent, or part of the tensor before it
-    const char *expert[3];            // gate, up and down in files with a tensor for each expert, with one %zu
+    const char *expert[3];            // gate, up and down in files with a tensor for each expert, with one %zu; without a
+                                      // gate up, NULL and down
     const char *router;               // the router in files with a tensor for each expert; NULL: as in `layer`
 } TensorNames;
 
@@ -91,12 +92,22 @@ typedef struct {
     int plain_rope;         // rotary positions cannot be scaled
     int outer_norms;        // embeddings pass an RMSNorm without weight; the final norm lacks the layers' offset
     int ssd;                // linear attention is Mamba-2's
+    int bare_attention;     // attention has neither rotary positions nor biases
+    const char *stored_as;  // prefix of names in folders, in place of layer_prefix's first part; NULL: the same
     int fused_heads;        // files fuse linear attention's inputs head by head (fused_rows)
     TensorNames names;
 } Family;
 
 // Tells whether layers of the family may have linear attention.
-static int family_has_linear(const Family *family) { return strchr(family->layer_types, 'l') != NULL; }
+static int family_has_linear(const Family *family) { return strpbrk(family->layer_types, "lL") != NULL; }
+
+// Tells whether files give the number of shared experts, each as wide as another expert, not the width of all.
+static int family_counts_shared(const Family *family) {
+    return family->router == ROUTER_SIGMOID && !family->bare_attention;
+}
+
+// Returns the matrices of an expert's first product: gate and up, or up alone.
+static size_t expert_parts(const Family *family) { return activation_width(family->activation, 1); }
 
 // clang-format off
 #define NO_LINEAR_NAMES NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
@@ -124,6 +135,14 @@ static int family_has_linear(const Family *family) { return strchr(family->layer
 // Names of a layer with norms before attention and MLP. Arguments: the names of linear attention's and MLP's tensors
 #define BLOCK_NAMES(LINEAR, MLP) "input_layernorm.weight", NULL, ATTENTION_NAMES, LINEAR, NULL,                        \
     "post_attention_layernorm.weight", NULL, MLP
+// Nemotron's layers have one branch, whose parts have the prefix "mixer." in every kind of layer
+#define NEMOTRON_LAYER_NAMES {"norm.weight", NULL, "mixer.q_proj.weight", "mixer.k_proj.weight", "mixer.v_proj.weight", \
+    NULL, NULL, NULL, NULL, NULL, "mixer.o_proj.weight", NULL, "mixer.in_proj.weight", NULL, NULL, NULL, NULL,          \
+    "mixer.conv1d.weight", "mixer.dt_bias", "mixer.A_log", "mixer.norm.weight", "mixer.out_proj.weight", NULL,          \
+    "norm.weight", NULL, "mixer.up_proj.weight", NULL, NULL, NULL, "mixer.down_proj.weight", NULL, "mixer.gate.weight", \
+    NULL, "mixer.shared_experts.up_proj.weight", NULL, "mixer.shared_experts.down_proj.weight",                         \
+    "mixer.experts.up_proj", "mixer.experts.down_proj", NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,     \
+    NULL, NULL, NULL, NULL, NULL, NULL, "mixer.conv1d.bias", "mixer.D"}
 #define LLAMA_LAYER_NAMES {BLOCK_NAMES(NO_LINEAR_NAMES, MLP_NAMES)}
 #define OLMO_LAYER_NAMES {NULL, NULL, ATTENTION_NAMES, NO_LINEAR_NAMES, "post_attention_layernorm.weight", NULL, NULL, \
     MLP_NAMES, NO_EXPERT_NAMES, "post_feedforward_layernorm.weight"}
@@ -359,6 +378,18 @@ static const Family families[] = {
       "pre_feedforward_layernorm_2.weight", "post_feedforward_layernorm_2.weight", "embed_tokens_per_layer.weight",
       "per_layer_model_projection.weight", "per_layer_input_gate.weight", "per_layer_projection.weight",
       "post_per_layer_input_norm.weight"})},
+    {.name = "nemotron_h", .model_type = "nemotron_h", .architecture = "NemotronHForCausalLM",
+     .defaults =
+     "vocab_size=131072,hidden_size=4096,intermediate_size=21504,num_hidden_layers=4,num_attention_heads=32,"
+     "num_key_value_heads=8,head_dim=128,max_position_embeddings=4096,rms_norm_eps=1e-5,layer_types=LeFp,"
+     "linear_num_key_heads=8,linear_num_value_heads=128,linear_key_head_dim=128,linear_value_head_dim=64,"
+     "linear_conv_kernel_dim=4,time_step_min=0.001,num_experts=8,num_experts_per_tok=2,moe_intermediate_size=7688,"
+     "shared_expert_intermediate_size=7688,n_group=1,topk_group=1,norm_topk_prob=true,routed_scaling_factor=1",
+     .layer_types = "LFpe", .norm = NORM_RMS, .activation = ACTIVATION_RELU2, .router = ROUTER_SIGMOID, .plain_rope = 1,
+     .ssd = 1, .bare_attention = 1, .stored_as = "backbone.",
+     .names = {.layer_prefix = "model.layers.%zu.", .model =
+     {"model.embeddings.weight", NULL, NULL, "model.norm_f.weight", NULL, "lm_head.weight"}, .layer =
+     NEMOTRON_LAYER_NAMES, .expert = {"mixer.experts.%zu.up_proj.weight", NULL, "mixer.experts.%zu.down_proj.weight"}}},
 };
 // clang-format on
 #define FAMILIES (sizeof(families) / sizeof(families[0]))
@@ -469,6 +500,10 @@ static const Preset presets[] = {
     {"qwen3.5-35b-a3b", "Qwen/Qwen3.5-35B-A3B", "qwen3_5_moe", {0}, QWEN35},
     {"qwen3.6-35b-a3b", "Qwen/Qwen3.6-35B-A3B", "qwen3_5_moe", {0}, QWEN35},
     {"qwen3-next-80b-a3b", "Qwen/Qwen3-Next-80B-A3B-Instruct", "qwen3_next", {0}, QWEN35},
+    {"nemotron3-nano-30b-a3b", "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "nemotron_h", {2688, 1856, 52, 0, 2},
+     "layer_types=LeLeLFeLeLeLFeLeLeLFeLeLeLFeLeLeLFeLeLeLeLFeLeLeLeLe,max_position_embeddings=1048576,"
+     "linear_num_value_heads=64,num_experts=128,num_experts_per_tok=6,moe_intermediate_size=1856,"
+     "shared_expert_intermediate_size=3712,routed_scaling_factor=2.5"},
     {"mixtral-8x7b", "mistralai/Mixtral-8x7B-v0.1", "mixtral", {0},
      "max_position_embeddings=32768,router_aux_loss_coef=0.02"},
     {"mixtral-8x22b", "mistralai/Mixtral-8x22B-v0.1", "mixtral", {6144, 16384, 56, 48, 0},

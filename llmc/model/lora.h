@@ -70,10 +70,16 @@ static int lora_is_parameter(const Family *family, LayerTensor tensor) {
     return lora_is_stack(tensor) || (tensor == ROUTER_WEIGHT && !family->experts_beside);
 }
 
+// Tells whether a module begins with the tensor. PEFT refuses out_proj of Nemotron, since fused kernels read its weight
+// past an adapter.
+static int lora_can_adapt(const Family *family, LayerTensor tensor) {
+    return family->names.layer[tensor] && !(family->bare_attention && tensor == OUT_WEIGHT);
+}
+
 // Returns the index in lora_tensors of the i-th module's first tensor, or LORA_TENSORS.
 static size_t lora_module_at(const Family *family, size_t i) {
     size_t t = 0;
-    while (t < LORA_TENSORS && (!family->names.layer[lora_tensors[t]] || i-- > 0)) t++;
+    while (t < LORA_TENSORS && (!lora_can_adapt(family, lora_tensors[t]) || i-- > 0)) t++;
     return t;
 }
 

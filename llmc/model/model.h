@@ -158,7 +158,7 @@ static TensorShape layer_tensor_shape(const Config *c, unsigned form, LayerTenso
     const size_t C = c->hidden_size, HD = head_dim_of(c, form), q = c->num_attention_heads * HD;
     const size_t FF = intermediate_size_of(c, form), kv = form & FORM_BORROWS ? 0 : key_value_heads_of(c, form) * HD;
     const size_t values_too = values_are_keys(c, form) ? 0 : kv;
-    const size_t gated = family->activation == ACTIVATION_GELU ? 0 : FF, post_norm = family->post_norms ? C : 0;
+    const size_t gated = activation_gates(family->activation) ? FF : 0, post_norm = family->post_norms ? C : 0;
     const size_t layer_norm = family->norm == NORM_LAYER ? C : 0, pre_norm = family->no_pre_norms ? 0 : C;
     const QkNorm qk_norm = config_qk_norm(c);
     const size_t head_norm = qk_norm && qk_norm != QK_NORM_BARE ? HD : 0, whole = qk_norm == QK_NORM_WHOLE;
@@ -167,6 +167,7 @@ static TensorShape layer_tensor_shape(const Config *c, unsigned form, LayerTenso
     const size_t mlp_bias = family->biases || c->mlp_bias;
     const size_t W = linear_channels(c), HV = c->linear_num_value_heads, values = HV * c->linear_value_head_dim;
     const size_t E = c->num_experts, I = c->moe_intermediate_size, shared = c->shared_expert_intermediate_size;
+    const size_t parts = expert_parts(family);
     const size_t biased = family->expert_biases, beside = family->experts_beside, P = c->hidden_size_per_layer_input;
     const int of_attention = tensor == SINKS || tensor == OUTPUT_GATE; // after the MLP in memory
     const int of_linear = tensor == CONV_BIAS || tensor == SKIP, late = of_attention || of_linear;
@@ -204,13 +205,13 @@ static TensorShape layer_tensor_shape(const Config *c, unsigned form, LayerTenso
         {ROLE_BIAS, FF * mlp_bias, 0, 0}, {ROLE_BIAS, gated * mlp_bias, 0, 0},
         {ROLE_LINEAR, C, FF, 0}, {ROLE_BIAS, C * mlp_bias, 0, 0},
         {ROLE_ROUTER, E, C, 0}, {ROLE_ROUTER, (size_t)(family->shared_scale && shared), C, 0},
-        {ROLE_LINEAR, shared, C, 0}, {ROLE_LINEAR, shared, C, 0}, {ROLE_LINEAR, shared ? C : 0, shared, 0},
-        {ROLE_LINEAR, 2 * E * I, C, E}, {ROLE_LINEAR, E * C, I, E},
+        {ROLE_LINEAR, shared, C, 0}, {ROLE_LINEAR, (parts - 1) * shared, C, 0},
+        {ROLE_LINEAR, shared ? C : 0, shared, 0}, {ROLE_LINEAR, parts * E * I, C, E}, {ROLE_LINEAR, E * C, I, E},
         {ROLE_NORM, post_norm, 0, 0},
         {ROLE_BIAS, family->sinks ? c->num_attention_heads : 0, 0, 0},
         {ROLE_LINEAR, family->names.layer[OUTPUT_GATE] ? q : 0, C, 0},
         {ROLE_BIAS, E * biased, 0, 0}, {ROLE_NORM, C * beside, 0, 0}, {ROLE_NORM, E * beside, 0, 0},
-        {ROLE_BIAS, 2 * E * I * biased, 0, E}, {ROLE_BIAS, E * C * biased, 0, E},
+        {ROLE_BIAS, parts * E * I * biased, 0, E}, {ROLE_BIAS, E * C * biased, 0, E},
         {ROLE_NORM, C * beside, 0, 0}, {ROLE_NORM, C * beside, 0, 0}, {ROLE_NORM, C * beside, 0, 0},
         {ROLE_EMBEDDING, P ? c->vocab_size_per_layer_input : 0, P, 0}, {ROLE_LINEAR, P, C, 0},
         {ROLE_LINEAR, P, C, 0}, {ROLE_LINEAR, P ? C : 0, P, 0}, {ROLE_NORM, P ? C : 0, 0, 0},

@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, Ernie4_5Config, Gemma3TextConfig,
                           Gemma4TextConfig, Glm4Config, Glm4MoeConfig, GPT2Config, GptOssConfig, GraniteConfig,
                           HunYuanDenseV1Config, LlamaConfig, Ministral3Config, MistralConfig, MixtralConfig,
-                          MuseGlimmerConfig, Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config, Qwen3_5MoeTextConfig,
+                          MuseGlimmerConfig, NemotronHConfig, Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config, Qwen3_5MoeTextConfig,
                           Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig, SeedOssConfig,
                           SmolLM3Config)
 
@@ -40,14 +40,17 @@ def classes(text):
 NORMS = classes("""llama.LlamaRMSNorm mistral.MistralRMSNorm ministral.MinistralRMSNorm ministral3.Ministral3RMSNorm
     qwen2.Qwen2RMSNorm qwen3.Qwen3RMSNorm smollm3.SmolLM3RMSNorm olmo2.Olmo2RMSNorm olmo3.Olmo3RMSNorm phi3.Phi3RMSNorm
     glm4.Glm4RMSNorm qwen3_moe.Qwen3MoeRMSNorm mixtral.MixtralRMSNorm glm4_moe.Glm4MoeRMSNorm granite.GraniteRMSNorm
-    gpt_oss.GptOssRMSNorm seed_oss.SeedOssRMSNorm hunyuan_v1_dense.HunYuanDenseV1RMSNorm ernie4_5.Ernie4_5RMSNorm""")
+    gpt_oss.GptOssRMSNorm seed_oss.SeedOssRMSNorm hunyuan_v1_dense.HunYuanDenseV1RMSNorm ernie4_5.Ernie4_5RMSNorm
+    nemotron_h.NemotronHRMSNorm""")
 OFFSET_NORMS = classes("""gemma3.Gemma3RMSNorm qwen3_5.Qwen3_5RMSNorm qwen3_5_moe.Qwen3_5MoeRMSNorm
     qwen3_next.Qwen3NextRMSNorm muse_glimmer.MuseGlimmerTextCenteredRMSNorm""")
 CASTING = classes("""qwen3_5.Qwen3_5GatedDeltaNet qwen3_5_moe.Qwen3_5MoeGatedDeltaNet qwen3_moe.Qwen3MoeTopKRouter
     qwen3_5_moe.Qwen3_5MoeTopKRouter mixtral.MixtralTopKRouter glm4_moe.Glm4MoeTopkRouter gemma4.Gemma4RMSNorm
     gemma4.Gemma4TextRouter ernie4_5.Ernie4_5Attention qwen3_next.Qwen3NextGatedDeltaNet
-    qwen3_next.Qwen3NextTopKRouter muse_glimmer.MuseGlimmerRMSNorm""")
-Glm4MoeTopkRouter, Gemma4TextRouter = classes("glm4_moe.Glm4MoeTopkRouter gemma4.Gemma4TextRouter")
+    qwen3_next.Qwen3NextTopKRouter muse_glimmer.MuseGlimmerRMSNorm nemotron_h.NemotronHMamba2Mixer
+    nemotron_h.NemotronHTopkRouter""")
+Glm4MoeTopkRouter, Gemma4TextRouter, NemotronHTopkRouter = classes(
+    "glm4_moe.Glm4MoeTopkRouter gemma4.Gemma4TextRouter nemotron_h.NemotronHTopkRouter")
 
 transformers.utils.logging.disable_progress_bar()
 HERE = pathlib.Path(__file__).resolve().parent
@@ -334,6 +337,22 @@ MUSE_GLIMMER = MuseGlimmerConfig(
     out_hidden_size=32, projector_hidden_size=8)
 
 
+# One branch a layer, of every kind; three heads of 4 to each of two groups, a state of 5; experts of squared ReLU, chosen in two
+# of four groups, and a wider shared one. One head's steps lie below the bound.
+NEMOTRON_H = NemotronHConfig(
+    vocab_size=96, hidden_size=32, hybrid_override_pattern="ME*-M", num_attention_heads=4, num_key_value_heads=2, head_dim=12,
+    intermediate_size=40, ssm_state_size=5, mamba_num_heads=6, mamba_head_dim=4, n_groups=2, conv_kernel=3, chunk_size=16,
+    n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=20, moe_shared_expert_intermediate_size=28, n_group=4,
+    topk_group=2, routed_scaling_factor=2.5, layer_norm_epsilon=1e-3, max_position_embeddings=128, time_step_min=0.02,
+    **NO_SPECIAL_TOKENS)
+
+# No experts, one group, a convolution over four tokens
+NEMOTRON_H_DENSE = NemotronHConfig(
+    vocab_size=90, hidden_size=24, hybrid_override_pattern="M-M*-", num_attention_heads=3, num_key_value_heads=1, head_dim=8,
+    intermediate_size=36, ssm_state_size=16, mamba_num_heads=4, mamba_head_dim=8, n_groups=1, chunk_size=16,
+    layer_norm_epsilon=1e-3, max_position_embeddings=128, **NO_SPECIAL_TOKENS)
+
+
 @dataclass
 class Case:
     name: str                           # the folder
@@ -391,6 +410,8 @@ CASES = [
     Case("qwen3_moe-fused", QWEN3_MOE_FUSED, seed=10729, layout="fused"),
     Case("qwen3_5_moe", QWEN3_5_MOE, seed=430, layout="fused"),
     Case("qwen3_next", QWEN3_NEXT, seed=347),
+    Case("nemotron_h", NEMOTRON_H, seed=0, lengths=tuple(LONGER_DOCUMENTS)),
+    Case("nemotron_h-dense", NEMOTRON_H_DENSE, seed=0),
     Case("mixtral", MIXTRAL, seed=1223),
     Case("glm4_moe", GLM4_MOE, seed=763),
     Case("gpt_oss", GPT_OSS, seed=2, pad=12),
@@ -442,13 +463,16 @@ def random_model(case):
                 value = 3 * noise
             elif name.endswith("A_log"):
                 value = 1.2 * noise - 2.2  # states that last for a few tokens to a hundred
+            elif name.endswith("dt_bias") and case.config.model_type == "nemotron_h":
+                value = noise - 1
+                value[0] = -6
             elif "conv1d" in name:
                 value = 0.5 * noise
             elif parameter.ndim == 1 and not name.endswith("sinks"):
                 value = 0.1 * noise
             elif is_embedding:
                 value = 0.2 * noise
-            elif name.endswith("mlp.gate.weight"):
+            elif name.endswith(("mlp.gate.weight", "mixer.gate.weight")):
                 value = 0.3 * noise
             elif name.endswith(("mlp.router.weight", "sinks")):
                 value = 0.6 * noise
@@ -611,8 +635,8 @@ def load_model(folder, dtype, attention=None):
     model = auto_class(config).from_pretrained(folder, dtype=dtype, attn_implementation=attention,
                                                  experts_implementation="eager")
     for name, module in model.named_modules():
-        if name.endswith("mlp.gate"):
-            module.to(dtype)  # glm4_moe keeps its routers in fp32
+        if name.endswith(("mlp.gate", "mixer.gate")):
+            module.to(dtype)  # glm4_moe and nemotron_h keep their routers in fp32
     return model.eval()  # GPT-2's configuration has dropout
 
 
@@ -653,7 +677,7 @@ def route_margin(model, stream):
     def lead(router, inputs, outputs):
         beside = isinstance(router, Gemma4TextRouter)
         scores, k = (outputs[0].log(), router.config.top_k_experts) if beside else (outputs[0], router.top_k)
-        if isinstance(router, Glm4MoeTopkRouter):
+        if isinstance(router, (Glm4MoeTopkRouter, NemotronHTopkRouter)):
             scores = scores.sigmoid() + router.e_score_correction_bias
             groups = scores.view(len(scores), router.num_group, -1)
             best = groups.topk(2).values.sum(-1).topk(min(router.topk_group + 1, router.num_group))
