@@ -201,7 +201,7 @@ static void source_take_tensor(WeightSource *source, size_t parameter, SafeTenso
 // Prints the name of a parameter's piece in files, or of the router in files with split experts.
 static const char *hf_piece_name(const Family *family, const char *prefix, const Parameter *p, size_t piece,
                                  char out[HF_NAME]) {
-    const int down = parameter_pieces(family, p) == p->experts;
+    const int down = p->experts && text_ends_with(p->name, family->names.layer[EXPERTS_DOWN]);
     const char *own = family->names.layer[!p->experts ? ROUTER_WEIGHT : down ? EXPERTS_DOWN : EXPERTS_GATE_UP];
     const char *split = !p->experts ? family->names.router : family->names.expert[down ? 2 : piece % expert_parts(family)];
     char name[HF_NAME];

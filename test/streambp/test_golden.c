@@ -233,6 +233,7 @@ TEST(qwen3_moe) { FOLDER("qwen3_moe"); }
 TEST(qwen3_moe_fused) { FOLDER("qwen3_moe-fused"); }
 TEST(qwen3_5_moe) { FOLDER("qwen3_5_moe"); }
 TEST(qwen3_next) { FOLDER("qwen3_next"); }
+TEST(nemotron_h) { FOLDER("nemotron_h"); }
 TEST(mixtral) { FOLDER("mixtral"); }
 TEST(glm4_moe) { FOLDER("glm4_moe"); }
 TEST(gpt_oss) { FOLDER("gpt_oss"); }
@@ -256,6 +257,7 @@ TEST(olmo2) { ALONE(FOLDER("olmo2")); }
 TEST(phi3) { ALONE(FOLDER("phi3")); }
 TEST(qwen3_yarn) { ALONE(FOLDER("qwen3-yarn")); }
 TEST(qwen3_5_heads) { ALONE(FOLDER("qwen3_5-heads")); }
+TEST(nemotron_h_dense) { ALONE(FOLDER("nemotron_h-dense")); }
 TEST(qwen3_5_one) { ALONE(FOLDER("qwen3_5-one")); }
 TEST(qwen3_5_linear) { ALONE(FOLDER("qwen3_5-linear")); }
 TEST(qwen3_5_full) { ALONE(FOLDER("qwen3_5-full")); }
