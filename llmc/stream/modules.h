@@ -39,7 +39,8 @@ static Linear linear_of(const Visit *v, LayerTensor tensor) {
     case ROUTER_WEIGHT: linear.bias = ROUTER_BIAS, linear.out = d->router.E; break;
     case SHARED_SCALE_WEIGHT: linear.bias = LAYER_TENSORS, linear.out = 1; break;
     case SHARED_GATE_WEIGHT:
-        linear.bias = LAYER_TENSORS, linear.out = activation_width(d->activation.kind, d->shared), linear.last = SHARED_UP_WEIGHT;
+        linear.bias = LAYER_TENSORS, linear.out = activation_width(d->activation.kind, d->shared),
+        linear.last = SHARED_UP_WEIGHT;
         break;
     case SHARED_DOWN_WEIGHT: linear.bias = LAYER_TENSORS, linear.in = d->shared, linear.out = d->C; break;
     case IN_QKV_WEIGHT:

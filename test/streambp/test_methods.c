@@ -31,6 +31,7 @@ static const char *const models[] = {
     TINY_LLLF,
     TINY_HYBRID ",num_hidden_layers=2,layer_types=l,linear_num_value_heads=2,linear_conv_kernel_dim=2",
     TINY_HYBRID ",num_hidden_layers=2,layer_types=f,linear_num_value_heads=2,tie_word_embeddings=true",
+    TINY_MAMBA,
     // experts: one for each token, weights that do not add up to 1; all of them
     TINY_MIXED,
     TINY_EXPERTS ",num_experts_per_tok=1",

@@ -329,6 +329,7 @@ TEST(golden_models) {
                                         "ernie4_5",
                                         "hunyuan_v1_dense",
                                         "qwen3_next",
+                                        "nemotron_h",
                                         "muse_glimmer"};
     for (size_t i = 0; i < COUNT_OF(names); i++) golden_agrees(names[i], i);
 }
@@ -342,6 +343,7 @@ TEST(windows_and_states) {
         TINY_OLMO ",sliding_window=6",
         TINY_LLLF,
         TINY_LINEAR,
+        TINY_MAMBA,
         TINY_HYBRID ",num_hidden_layers=2,layer_types=l,linear_num_value_heads=2,linear_conv_kernel_dim=2",
         TINY_MIXED,
         TINY_SHARED,

@@ -18,6 +18,7 @@ static const char *const models[] = {
     TINY_HYBRID ",num_hidden_layers=3,layer_types=lf,linear_num_value_heads=4,tie_word_embeddings=true",
     TINY_SHARED,
     TINY_BARE,
+    TINY_MAMBA,
 };
 enum { MODELS = COUNT_OF(models), STAGES = 4 };
 
