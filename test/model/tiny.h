@@ -306,6 +306,12 @@ static TinyCase tiny_case_of(Config config, size_t rank) {
     return c;
 }
 
+// Adds the losses of a router by softmax; other routers have none.
+static void tiny_router_losses(const Model *model, RunSettings *settings) {
+    if (model->config.family->router != ROUTER_SOFTMAX || !model->config.num_experts) return;
+    settings->router_aux_loss = 0.7, settings->router_z_loss = 0.2;
+}
+
 static TinyCase tiny_case(const char *config_text, size_t rank) {
     return tiny_case_of(config_from_text(config_text, "test", EXIT_USAGE), rank);
 }

@@ -195,8 +195,7 @@ static Outcome outcome_of(const TinyCase *c, RunSettings settings, const Batch *
     const TargetCounts counts = batch_count(batch);
     TinyRun r;
     settings.backward = 1, settings.reference = REFERENCE_MODEL;
-    if (c->model.config.family->router == ROUTER_SOFTMAX && c->model.config.num_experts)
-        settings.router_aux_loss = 0.7, settings.router_z_loss = 0.2;
+    tiny_router_losses(&c->model, &settings);
     tiny_begin(&r, ops_device, settings, c->weights, c->adapters, batch);
     r.s.routes.micro_batches = 1;
     out.logp = (float *)case_memory(batch->N * sizeof(float));
