@@ -307,14 +307,14 @@ static void delta_op(const DeltaBench *b, DeltaOp op) {
         cpu_delta_backward(NULL, NULL, NULL, NULL, NULL, dstate, dout, x, beta, a, A, A, NULL, s, scratch);
         break;
     case STEPS_OF_TEXTS: cpu_delta_forward(out, state, NULL, x, beta, a, A, A, &texts, scratch); break;
-    case CONV: cpu_conv_forward(x, (Stored *)b->columns, (Stored *)b->projected, weight, s); break;
+    case CONV: cpu_conv_forward(x, (Stored *)b->columns, (Stored *)b->projected, weight, NULL, s); break;
     case CONV_BACK:
-        cpu_conv_backward((Stored *)b->dprojected, sums, dstate, dx, (Stored *)b->projected, (Stored *)b->columns,
-                          weight, s, scratch);
+        cpu_conv_backward((Stored *)b->dprojected, sums, NULL, dstate, dx, (Stored *)b->projected, (Stored *)b->columns,
+                          weight, NULL, s, scratch);
         break;
-    case NORM: cpu_gated_norm_forward(dout, out, z, weight, n, s->HV, s->V, s->stride, 1e-6); break;
+    case NORM: cpu_gated_norm_forward(dout, out, z, weight, n, s->HV, s->V, s->stride, 0, 1e-6); break;
     default:
-        cpu_gated_norm_backward(dout, (Stored *)b->dprojected, sums, dout, out, z, weight, n, s->HV, s->V, s->stride,
+        cpu_gated_norm_backward(dout, (Stored *)b->dprojected, sums, dout, out, z, weight, n, s->HV, s->V, s->stride, 0,
                                 1e-6, scratch);
     }
 }
@@ -350,9 +350,9 @@ static void bench_delta(size_t repeats, size_t only) {
         b.shape.spans = (Spans){.span = &b.span, .count = 1};
         b.shape.stride = W + V + 2 * b.shape.HV;
         for (size_t j = 0; j < DELTA_TEXTS; j++) b.texts[j] = (Span){2 * j, 2 * j + 1, 2 * j + 2, j};
-        b.scratch_size = max_size(cpu_delta_backward_scratch(&b.shape), cpu_conv_backward_scratch(&b.shape));
+        b.scratch_size = max_size(cpu_delta_backward_scratch(&b.shape), cpu_conv_backward_scratch(&b.shape, 0));
         b.scratch_size = max_size(b.scratch_size, cpu_delta_forward_scratch(&b.shape));
-        b.scratch_size = max_size(b.scratch_size, cpu_gated_norm_backward_scratch(n, b.shape.HV, b.shape.V));
+        b.scratch_size = max_size(b.scratch_size, cpu_gated_norm_backward_scratch(n, b.shape.HV, b.shape.V, 0));
         floatX **const tensors[] = {&b.x, &b.projected, &b.out, &b.dout, &b.dx, &b.dprojected, &b.gates, &b.columns};
         const size_t sizes[] = {n * W, n * b.shape.stride, n * V, n * V, n * W, n * b.shape.stride, 4 * W, 3 * W};
         for (size_t j = 0; j < 8; j++) *tensors[j] = bench_tensor(sizes[j]);

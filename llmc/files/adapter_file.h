@@ -273,7 +273,8 @@ static void adapter_take_pieces(WeightSource *source, size_t parameter, const Sa
     Parameter *p = &source->model.parameters[parameter];
     const size_t layer = group_of(&lora->table, p->offset), E = lora->table.config.num_experts;
     const size_t rank = lora_part_of(lora, p)->rank;
-    const int down = adapter_tensor_of(lora, p) == EXPERTS_DOWN, of_b = p->file_rows != 0, two = of_b && !down;
+    const int down = adapter_tensor_of(lora, p) == EXPERTS_DOWN, of_b = p->file_rows != 0;
+    const int gated = expert_parts(lora->table.config.family) == 2, two = of_b && !down && gated;
     const size_t count = two ? 2 * E : E, each = parameter_elements(p) / count;
     const uint64_t wanted[2] = {of_b ? each / rank : rank, of_b ? rank : each / rank};
     char name[160], whole[256];
@@ -295,7 +296,7 @@ static void adapter_take_pieces(WeightSource *source, size_t parameter, const Sa
             die("%s: tensor %s is in %s, but tensors of other experts are in %s; save all experts in one type",
                 source->path, whole, dtype_name(place.type), dtype_name(source->places[parameter].type));
         pieces->place[i] = place;
-        if (of_b || down) continue;
+        if (of_b || down || !gated) continue;
         lora_expert_name(lora->table.config.family, layer, i, 1, name);
         snprintf(whole, sizeof(whole), "base_model.model.%s.lora_A.weight", name);
         SafeTensor *up = safetensors_find(list, whole);

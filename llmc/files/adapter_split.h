@@ -41,9 +41,9 @@ static int adapter_piece(const Lora *lora, const Parameter *p, size_t i, Adapter
             snprintf(piece->name, sizeof(piece->name), "%s", p->name);
         return i == 0;
     }
-    const size_t parts = down ? 1 : 2, expert = i / parts, rank = lora_part_of(lora, p)->rank;
+    const size_t parts = down ? 1 : expert_parts(c->family), expert = i / parts, rank = lora_part_of(lora, p)->rank;
     if (expert == c->num_experts) return 0;
-    lora_expert_name(c->family, layer, expert, down ? 2 : i % 2, name);
+    lora_expert_name(c->family, layer, expert, down ? 2 : i % parts, name);
     snprintf(piece->name, sizeof(piece->name), "base_model.model.%s.lora_%c.weight", name, of_b ? 'B' : 'A');
     piece->count = count / c->num_experts / (of_b ? parts : 1);
     piece->first = (of_b ? i : expert) * piece->count, piece->rank = 2;

@@ -228,6 +228,28 @@ static const Family *hf_family(const cJSON *root, const char *path) {
 }
 
 // ---- the numbers ----------------------------------------------------------------------------------------------------
+// Keys that a family's class calls by another name; `older`: a name that it also reads
+static const struct {
+    const char *family, *key, *name, *older;
+} hf_renamed[] = {{"nemotron_h", "linear_num_key_heads", "n_groups", "mamba_n_groups"},
+                  {"nemotron_h", "linear_num_value_heads", "mamba_num_heads", NULL},
+                  {"nemotron_h", "linear_key_head_dim", "ssm_state_size", NULL},
+                  {"nemotron_h", "linear_value_head_dim", "mamba_head_dim", NULL},
+                  {"nemotron_h", "linear_conv_kernel_dim", "conv_kernel", "mamba_d_conv"},
+                  {"nemotron_h", "time_step_min", "time_step_min", "mamba_dt_min"},
+                  {"nemotron_h", "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", NULL},
+                  {"nemotron_h", "rms_norm_eps", "layer_norm_epsilon", NULL}};
+#define HF_RENAMED (sizeof(hf_renamed) / sizeof(hf_renamed[0]))
+
+// Returns the index of a key in hf_renamed, or HF_RENAMED.
+static size_t hf_renamed_at(const Family *family, const char *key) {
+    size_t i = 0;
+    while (i < HF_RENAMED && (strcmp(hf_renamed[i].family, family->name) != 0 || strcmp(hf_renamed[i].key, key) != 0))
+        i++;
+    return i;
+}
+
+// ---- reading -----------------------------------------------------------------------------------------------------------
 // Sets a key from the file's value, under its common or original name.
 static void hf_set(Config *config, const char *name, const cJSON *item, const char *path) {
     const int is_bool = config_keys[config_key_find(name)].kind == KEY_BOOL;
@@ -239,11 +261,6 @@ static void hf_set(Config *config, const char *name, const cJSON *item, const ch
         die("%s: %s is %s%s%s%s, but must be %s", path, name, *quote ? "the text " : "", quote, value, quote,
             is_bool ? "true or false" : "a number");
     config_set(config, name, value, path, EXIT_RUNTIME);
-}
-
-// Tells whether config.json counts shared experts (n_shared_experts), next to routed experts.
-static int family_has_shared(const Family *family) {
-    return family->router == ROUTER_SIGMOID && family_has_key(family, "shared_expert_intermediate_size");
 }
 
 // Names of the number of experts in config.json; the first name is written
@@ -308,7 +325,7 @@ static void hf_read_experts(Config *config, const cJSON *root, const char *path)
     }
     if (only && family_has_key(config->family, "mlp_only_layers") && config->family->router == ROUTER_SOFTMAX)
         hf_read_layers(config, only, path);
-    if (!family_has_shared(config->family)) return;
+    if (!family_counts_shared(config->family)) return;
     const cJSON *types = json_get(root, "mlp_layer_types");
     if (types && family_has_key(config->family, "mlp_only_layers")) hf_read_mlp_types(config, types, path);
     if (!config_given(config, "head_dim")) config->head_dim = config->hidden_size / config->num_attention_heads;
@@ -340,6 +357,17 @@ static const char *hf_key_name(const Family *family, const ConfigKey *key) {
     return family_has_convolution(family) && !strcmp(key->name, "rms_norm_eps") ? LFM_NORM_EPS : key->alias;
 }
 
+// Reads a key that the family's class calls by another name. Returns 0 if it has no other name.
+static int hf_read_renamed(Config *config, const ConfigKey *key, const cJSON *root, const char *path) {
+    const size_t i = hf_renamed_at(config->family, key->name);
+    if (i == HF_RENAMED) return 0;
+    const cJSON *own = json_get(root, hf_renamed[i].name);
+    const cJSON *older = hf_renamed[i].older ? json_get(root, hf_renamed[i].older) : NULL, *item = older ? older : own;
+    if (item && !cJSON_IsNumber(item)) die("%s: %s must be a number", path, item->string);
+    if (item) hf_set(config, key->name, item, path); // the class prefers the older name, too
+    return 1;
+}
+
 static void hf_read_keys(Config *config, const cJSON *root, const char *path) {
     for (const ConfigKey *key = config_keys; key < config_keys + CONFIG_KEYS; key++) {
         const int aliased = hf_uses_alias(config->family, key), gpt2 = config->family->learned_positions;
@@ -352,7 +380,8 @@ static void hf_read_keys(Config *config, const cJSON *root, const char *path) {
                                       "mlp_only_layers") ||
             key->scaling)
             continue; // separate functions below read these keys
-        if (family_has_shared(config->family) && !strcmp(key->name, "shared_expert_intermediate_size")) continue;
+        if (family_counts_shared(config->family) && !strcmp(key->name, "shared_expert_intermediate_size")) continue;
+        if (hf_read_renamed(config, key, root, path)) continue;
         if (!hf_has_key(config->family, key->name)) continue; // the family's class ignores it
         if (key->kind == KEY_GELU && common && word_index("gelu_new|gelu_pytorch_tanh", common->valuestring) < 0)
             continue; // hf_constants checks other names of the same activation
@@ -395,6 +424,7 @@ static void hf_check_required(const Config *config, const char *path) {
             (strcmp(key->name, "head_dim") != 0 || config->family->qk_norm != QK_NORM_ROTATED) && // Hunyuan's class
             !text_is_one_of(key->name, "vocab_size|hidden_size|num_hidden_layers|num_attention_heads"))
             continue;
+        if (config->family->bare_attention && !strcmp(key->name, "num_hidden_layers")) continue; // hf_read_branches
         const char *alias = config->family->learned_positions ? key->alias : NULL;
         if (!config_given(config, key->name))
             die("%s: %s%s%s%s is missing; add it, or download the file again", path, key->name, alias ? " (or " : "",
@@ -644,6 +674,36 @@ static void hf_read_kinds(Config *config, const cJSON *root, const char *path) {
         if (*at == 'f') *at = 'n';
 }
 
+// Reads the branch of each layer, of which the class counts the layers: a list under one of two names, or a pattern.
+static void hf_read_branches(Config *config, const cJSON *root, const char *path) {
+    static const char *const names[] = {LINEAR, "mamba", FULL, "attention", "mlp", "moe"}, letters[] = "LLFFpe";
+    const cJSON *list = json_get(root, "layers_block_type"), *pattern = json_get(root, "hybrid_override_pattern"),
+                *type;
+    const char *marks = "M*-E", *text = cJSON_IsString(pattern) ? pattern->valuestring : "";
+    size_t layers = 0;
+    if (!list) list = json_get(root, "layer_types");
+    if (!config->family->bare_attention || (!list && !pattern)) return;
+    memset(config->layer_types, 0, sizeof(config->layer_types));
+    cJSON_ArrayForEach(type, list) {
+        size_t i = 0;
+        while (i < sizeof(names) / sizeof(names[0]) && !json_is(type, names[i])) i++;
+        if (i == sizeof(names) / sizeof(names[0]) || layers == LAYER_TYPES_MAX)
+            die("%s: layers_block_type: layer %zu must be " LINEAR ", " FULL ", mlp or moe, and at most %d layers are "
+                "supported",
+                path, layers, LAYER_TYPES_MAX);
+        config->layer_types[layers++] = letters[i];
+    }
+    for (; !list && *text; text++) {
+        const char *mark = strchr(marks, *text);
+        if (!mark || layers == LAYER_TYPES_MAX)
+            die("%s: hybrid_override_pattern: layer %zu must be M, *, - or E, and at most %d layers are supported",
+                path, layers, LAYER_TYPES_MAX);
+        config->layer_types[layers++] = "LFpe"[mark - marks];
+    }
+    if (!layers) die("%s: names no layers; give layers_block_type", path);
+    config->num_hidden_layers = layers;
+}
+
 // Reads which layers have no rotary positions: a list of 0 and 1 for at least all layers, or every
 // no_rope_layer_interval-th.
 static void hf_read_no_rope(Config *config, const cJSON *root, const char *path) {
@@ -845,14 +905,18 @@ static Config hf_config_read(const char *path, char *remark, size_t remark_size)
         config.num_experts = config.hidden_size_per_layer_input = 0; // the class of this model_type has neither key
     }
     if (root != whole) hf_read_tied(&config, whole, root, path);
+    hf_read_branches(&config, root, path);
     hf_check_required(&config, path);
-    if (!family->learned_positions && !hf_has_no_rope(family, root)) hf_read_rope(&config, root, path);
+    if (!family->learned_positions && !hf_has_no_rope(family, root) && !family->bare_attention)
+        hf_read_rope(&config, root, path);
     if (cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(root, "num_key_value_heads")))
         config.num_key_value_heads = config.num_attention_heads; // null, unlike an absent key, means one per query head
-    if (family_has_linear(family))
+    if (family_has_linear(family) && !family->bare_attention)
         hf_read_kinds(&config, root, path);
     else if (family_has_convolution(family))
         hf_read_convolutions(&config, root, path);
+    else if (family->bare_attention)
+        config.sliding_window = 0; // its class has the key, but no windows
     else if (*family->layer_types == 'n')
         hf_read_no_rope(&config, root, path);
     else if (!strcmp(family->layer_types, "sn"))

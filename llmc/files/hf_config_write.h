@@ -33,7 +33,8 @@ static int hf_is_null(const Config *config, const ConfigKey *key) {
 static void hf_put_keys(JsonOut *json, const Config *config, HfLevel level) {
     for (const ConfigKey *key = config_keys; key < config_keys + CONFIG_KEYS; key++) {
         const void *field = (const char *)config + key->offset;
-        const char *name = hf_key_name(config->family, key);
+        const size_t renamed = hf_renamed_at(config->family, key->name);
+        const char *name = renamed < HF_RENAMED ? hf_renamed[renamed].name : hf_key_name(config->family, key);
         const int rotary = text_is_one_of(key->name, "rope_theta|partial_rotary_factor");
         if (level == HF_TOP && !strcmp(key->name, "pad_token_id") && config->pad_token_id == NO_ROW)
             json_null(json, name);
@@ -57,7 +58,7 @@ static void hf_put_keys(JsonOut *json, const Config *config, HfLevel level) {
             for (size_t l = 0; l < LAYER_TYPES_MAX; l++)
                 if (config->mlp_only_layers[l / 8] >> l % 8 & 1) json_size(json, NULL, l);
             json_array_end(json);
-        } else if (family_has_shared(config->family) && !strcmp(name, "shared_expert_intermediate_size"))
+        } else if (family_counts_shared(config->family) && !strcmp(name, "shared_expert_intermediate_size"))
             json_size(json, "n_shared_experts", *(const size_t *)field / config->moe_intermediate_size);
         else if (key->kind == KEY_SIZE)
             json_size(json, name, *(const size_t *)field);
@@ -97,11 +98,15 @@ static void hf_put_rope(JsonOut *json, const Config *config) {
     json_object_end(json);
 }
 
-// Writes layer_types.
+// Writes layer_types, or what the family's class calls them.
 static void hf_put_layer_types(JsonOut *json, const Config *config) {
-    const char *names[LAYER_KINDS] = {FULL, SLIDING, family_has_convolution(config->family) ? CONVOLUTION : LINEAR};
-    json_array(json, "layer_types");
-    for (size_t l = 0; l < config->num_hidden_layers; l++) json_text(json, NULL, names[layer_kind(config, l)]);
+    const char *names[LAYER_KINDS] = {FULL, SLIDING, family_has_convolution(config->family) ? CONVOLUTION : LINEAR,
+                                      "mlp"};
+    json_array(json, config->family->bare_attention ? "layers_block_type" : "layer_types");
+    for (size_t l = 0; l < config->num_hidden_layers; l++) {
+        const int experts = layer_kind(config, l) == LAYER_NONE && layer_has_experts(config, l);
+        json_text(json, NULL, experts ? "moe" : names[layer_kind(config, l)]);
+    }
     json_array_end(json);
 }
 
@@ -155,7 +160,7 @@ static size_t hf_config_write(const Config *config, DType type, char *text) {
     json_text(&json, "dtype", hf_dtype_name(type));
     json_text(&json, "torch_dtype", hf_dtype_name(type));
     hf_put_keys(&json, config, HF_TOP);
-    if (!config->family->learned_positions) hf_put_rope(&json, config);
+    if (!config->family->learned_positions && !config->family->bare_attention) hf_put_rope(&json, config);
     hf_put_windows(&json, config);
     if (config->family->experts_beside) json_bool(&json, "enable_moe_block", config->num_experts != 0);
     for (const HfConstant *c = hf_constants; c < hf_constants + HF_CONSTANTS; c++)

@@ -17,7 +17,8 @@ typedef struct {
 #define HF_SILU    "with silu" // all families with this activation
 #define HF_GPT2    "with gelu_new"
 #define HF_GEMMA   "with gelu_pytorch_tanh"
-#define HF_ANY     HF_SILU "|" HF_GPT2 "|" HF_GEMMA
+#define HF_RELU2   "with relu2"
+#define HF_ANY     HF_SILU "|" HF_GPT2 "|" HF_GEMMA "|" HF_RELU2
 #define HF_GELU    "gelu_new|gelu_pytorch_tanh|gelu_accurate|gelu_python_tanh" // names of GELU by tanh
 #define HF_DTYPES  "float32|float16|bfloat16|float64|auto"
 #define NO_DROPOUT "0.0"
@@ -35,7 +36,7 @@ static const HfConstant hf_constants[] = {
     {"gpt2", "reorder_and_upcast_attn", "false", NULL},
     {HF_SILU, "hidden_act", "silu|swish", "\"silu\""},
     {HF_GEMMA, "hidden_activation", HF_GELU, "\"gelu_pytorch_tanh\""},
-    {HF_SILU "|" HF_GEMMA, "attention_dropout", NULL, NO_DROPOUT},
+    {HF_SILU "|" HF_GEMMA "|" HF_RELU2, "attention_dropout", NULL, NO_DROPOUT},
     {HF_GEMMA, "attn_logit_softcapping", "null", "null"},
     {HF_GEMMA, "final_logit_softcapping", "null", "null"},
     {"gemma3", "use_bidirectional_attention", "false|null", "false"},
@@ -59,10 +60,22 @@ static const HfConstant hf_constants[] = {
     {"seed_oss", "attention_out_bias", "false", "false"},
     {"qwen3_5|qwen3_5_moe", "attn_output_gate", "true|null", NULL},
     {"qwen3_5|qwen3_5_moe", "output_gate_type", "swish|silu", NULL}, // activation of linear attention's gated norm
+    {"nemotron_h", "mlp_hidden_act", "relu2", "\"relu2\""},
+    {"nemotron_h", "mamba_hidden_act", "silu", "\"silu\""},
+    {"nemotron_h", "moe_latent_size", "null", NULL}, // latent experts
+    {"nemotron_h", "use_conv_bias", "true", NULL},
+    {"nemotron_h", "mamba_conv_bias", "true", NULL}, // its older name
+    {"nemotron_h", "mamba_proj_bias", "false", NULL},
+    {"nemotron_h", "use_bias", "false", NULL},
+    {"nemotron_h", "mlp_bias", "false", NULL},
+    {"nemotron_h", "attention_bias", "false", NULL},
+    {"nemotron_h", "tie_word_embeddings", "false", NULL}, // its class ties nothing
+    {"nemotron_h", "hidden_dropout", NULL, NO_DROPOUT},
     {"mixtral", "router_jitter_noise", "0", NULL},
     {"glm4_moe_lite", "attention_bias", "false", "false"},
     {"glm4_moe_lite", "rope_interleave", "true", "true"},
-    {"glm4_moe|glm4_moe_lite", "num_nextn_predict_layers", NULL, "0"}, // a folder may have further layers after the last one
+    // a folder may have further layers after the last one
+    {"glm4_moe|glm4_moe_lite|nemotron_h", "num_nextn_predict_layers", NULL, "0"},
     {NULL, "dtype", HF_DTYPES, NULL},
     {NULL, "torch_dtype", HF_DTYPES, NULL}, // name of dtype before transformers 5
 };
@@ -79,7 +92,8 @@ static const struct {
 
 // Tells whether a list of families names this family or the family's activation.
 static int hf_names(const char *families, const Family *family) {
-    static const char *const activations[] = {HF_SILU, HF_GPT2, HF_GEMMA, HF_SILU}; // indexed by ActivationKind
+    static const char *const activations[] = {HF_SILU, HF_GPT2, HF_GEMMA, HF_SILU,
+                                              HF_RELU2}; // indexed by ActivationKind
     return !families || text_is_one_of(family->name, families) ||
            text_is_one_of(activations[family->activation], families);
 }

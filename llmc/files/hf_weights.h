@@ -129,6 +129,7 @@ static void hf_find_prefix(const SafeTensors *list, const Family *family, int co
     const int cut = (int)hf_base_prefix(family, norm);
     char ways[5][64] = {"", "", "", "", ""}, name[HF_NAME];
     snprintf(ways[composite ? 2 : 0], sizeof(ways[0]), "%.*s", cut, norm);
+    if (family->stored_as) snprintf(ways[2], sizeof(ways[0]), "%s", family->stored_as);
     if (c) snprintf(ways[composite ? 0 : 2], sizeof(ways[0]), "%s", c->prefix);
     if (c) snprintf(ways[3], sizeof(ways[0]), "%s", c->modules);
     if (c) snprintf(ways[4], sizeof(ways[0]), "%s", c->modules + cut);
@@ -260,14 +261,15 @@ static int hf_take_convolution(WeightSource *source, size_t parameter, const Saf
 // Prints the name of a parameter's piece in files, or of the router in files with split experts.
 static const char *hf_piece_name(const Family *family, const char *prefix, const Parameter *p, size_t piece,
                                  char out[HF_NAME]) {
-    const int down = parameter_pieces(family, p) == p->experts;
+    const int down = p->experts && text_ends_with(p->name, family->names.layer[EXPERTS_DOWN]);
     const char *own = family->names.layer[!p->experts ? ROUTER_WEIGHT : down ? EXPERTS_DOWN : EXPERTS_GATE_UP];
-    const char *split = !p->experts ? family->names.router : family->names.expert[down ? 2 : piece % 2];
+    const char *split =
+        !p->experts ? family->names.router : family->names.expert[down ? 2 : piece % expert_parts(family)];
     char name[HF_NAME];
     if (!split || !text_ends_with(p->name, own)) return hf_tensor_name(family, prefix, p->name, out);
     const size_t begin = strlen(p->name) - strlen(own);
     memcpy(name, p->name, begin);
-    snprintf(name + begin, sizeof(name) - begin, split, down ? piece : piece / 2);
+    snprintf(name + begin, sizeof(name) - begin, split, down ? piece : piece / expert_parts(family));
     return hf_tensor_name(family, prefix, name, out);
 }
 
@@ -324,7 +326,12 @@ static size_t hf_layer_constants(const Model *model, const char *prefix, size_t 
     snprintf(name + begin, sizeof(name) - begin, "%s",
              model->layer_scalar                 ? "layer_scalar"
              : family_has_convolution(c->family) ? "feed_forward.expert_bias"
-                                                 : "mlp.gate.e_score_correction_bias");
+                                                 : "");
+    if (!model->layer_scalar && !family_has_convolution(c->family)) { // next to the router's weight
+        const char *router = c->family->names.layer[ROUTER_WEIGHT];
+        snprintf(name + begin, sizeof(name) - begin, "%.*s.e_score_correction_bias",
+                 (int)(strlen(router) - strlen(".weight")), router);
+    }
     hf_tensor_name(c->family, prefix, name, out);
     *values = model->layer_scalar ? model->layer_scalar + l
                                   : model->router_bias + expert_layers_before(c, l) * c->num_experts;
@@ -380,7 +387,7 @@ static int hf_is_other(const Config *config, const char *name) {
     char after[64];
     snprintf(after, sizeof(after), family->names.layer_prefix, config->num_hidden_layers);
     if (family->router == ROUTER_SIGMOID && !strncmp(name, after, strlen(after))) return 1;
-    if (family->fused_heads && !strncmp(name, "mtp.", 4)) return 1;
+    if ((family->fused_heads || family->bare_attention) && !strncmp(name, "mtp.", 4)) return 1;
     if (hf_is_unread(config, name)) return 1;
     for (const char *one = composite ? composite->others : ""; *one;) {
         const size_t length = strcspn(one, "|");

@@ -337,6 +337,7 @@ static HfWrite hf_write_prepare(WeightSource *source, const DType *dtype, const 
     }
     write.tensors = (HfTensor *)checked_calloc(most, sizeof(HfTensor), "the tensors to be written");
     memcpy(prefix, family->names.layer_prefix, strcspn(family->names.layer_prefix, ".") + 1); // "model."
+    if (family->stored_as) snprintf(prefix, sizeof(prefix), "%s", family->stored_as);
     hf_codes_choose(&write.codes, source, quant, dtype, head);
     for (size_t i = 0; i < count; i++) {
         const char *begin = write.composite ? write.composite->prefix : prefix;

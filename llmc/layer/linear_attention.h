@@ -1,5 +1,6 @@
 /*
-Linear attention (Gated DeltaNet, arXiv 2412.06464). A state S, [DK,DV] for each head, joins the chunks of a layer: it
+Linear attention: Gated DeltaNet (arXiv 2412.06464) or Mamba-2 (arXiv 2405.21060), which differ in the rule that passes
+a state on, and in the order of the projection's columns. A state S, [DK,DV] for each head, joins the chunks of a layer: it
 passes from token to token, and its gradient passes back. Backward needs S before each chunk. S is kept at intervals and
 recomputed between them (stream/linear_memory.h). In a mixer that is a convolution alone, its last inputs are the state.
 */
@@ -9,15 +10,23 @@ recomputed between them (stream/linear_memory.h). In a mixer that is a convoluti
 
 // Returns projected[n,E] from the first column of a part on.
 static Stored *projected_part(const Visit *v, Stored *projected, LayerTensor part) {
-    const LinearShape *d = &v->layer->shape.linear;
-    const size_t z = d->W, b = z + d->DVs, column = part == IN_Z_WEIGHT ? z : part == IN_B_WEIGHT ? b : b + d->HV;
-    return stored_row(v->s, projected, part == IN_QKV_WEIGHT ? 0 : column, 1);
+    size_t column = 0;
+    for (int t = first_of_inputs(v->layer); t < (int)part; t++) column += tensor_rows(v, t);
+    return stored_row(v->s, projected, column, 1);
 }
 
 static double gated_norm_eps(const StreamBP *s) {
     const Config *c = &s->model->config;
     return c->family->gated_norm_eps > 0 ? c->family->gated_norm_eps : c->norm_eps;
 }
+
+// Returns the product of the rule's inputs that skip the convolution: b and a, or Mamba-2's dt.
+static Linear rule_inputs(const Visit *v) {
+    return linear_part(v, IN_QKV_WEIGHT, v->layer->shape.linear.ssd ? IN_A_WEIGHT : IN_B_WEIGHT, IN_A_WEIGHT);
+}
+
+// Returns the part that gates the rule's output.
+static LayerTensor gate_of_inputs(const Layer *layer) { return layer->shape.linear.ssd ? IN_GATE_WEIGHT : IN_Z_WEIGHT; }
 
 static DeltaShape visit_delta_shape(const Visit *v) { return delta_shape(v->s, v->c, v->layer->shape.linear); }
 
@@ -31,7 +40,8 @@ static void convolution_forward(const Visit *v, const Activations *a) {
         const size_t bytes = d->columns * v->layer->shape.stored;
         if (p.branches && bytes) s->ops->copy(columns, fork_state(s, p.before).columns, bytes);
         s->ops->conv_forward(stored_row(s, a->mixed, p.skipped, d->W), columns,
-                             stored_row(s, a->projected, p.skipped, d->E), weight_of(v, CONV_WEIGHT), &shape);
+                             projected_part(v, stored_row(s, a->projected, p.skipped, d->E), IN_QKV_WEIGHT),
+                             weight_of(v, CONV_WEIGHT), weight_of(v, CONV_BIAS), &shape);
         if (p.fork != SIZE_MAX && bytes) s->ops->copy(fork_state(s, p.fork).columns, columns, bytes);
     }
 }
@@ -44,12 +54,16 @@ static void delta_piece(const Visit *v, StatePiece p, const Activations *a, Stor
     const size_t bytes = d->S * v->layer->shape.summed;
     const DeltaShape shape = delta_shape(s, p.c, *d);
     Summed *state = layer_state(s, v->l);
-    Stored *projected = stored_row(s, a->projected, p.skipped, d->E);
+    Stored *projected = stored_row(s, a->projected, p.skipped, d->E), *to = projected_part(v, projected, IN_A_WEIGHT);
+    Stored *x = stored_row(s, a->mixed, p.skipped, d->W);
+    out = out ? stored_row(s, out, p.skipped, d->DVs) : NULL;
     if (p.branches) s->ops->copy(state, fork_state(s, p.before).state, bytes);
-    s->ops->delta_forward(out ? stored_row(s, out, p.skipped, d->DVs) : NULL, state, transfer,
-                          stored_row(s, a->mixed, p.skipped, d->W), projected_part(v, projected, IN_B_WEIGHT),
-                          projected_part(v, projected, IN_A_WEIGHT), weight_of(v, A_LOG), weight_of(v, DT_BIAS), &shape,
-                          scratch);
+    if (d->ssd)
+        s->ops->ssd_forward(out, state, transfer, x, to, weight_of(v, A_LOG), weight_of(v, SKIP), weight_of(v, DT_BIAS),
+                            &shape, scratch);
+    else
+        s->ops->delta_forward(out, state, transfer, x, projected_part(v, projected, IN_B_WEIGHT), to,
+                              weight_of(v, A_LOG), weight_of(v, DT_BIAS), &shape, scratch);
     if (p.fork != SIZE_MAX) s->ops->copy(fork_state(s, p.fork).state, state, bytes);
 }
 
@@ -61,12 +75,14 @@ static void delta_step(const Visit *v, const Activations *a, Stored *out, Summed
     const DeltaShape shape = visit_delta_shape(v); // a piece needs no more scratch than the chunk
     const size_t mark = arena_mark(s->arena);
     if (!has_rule(v->layer)) return;
-    Summed *scratch = push_summed(s, SHARE_WORKSPACE, "delta rule's scratch", s->ops->delta_forward_scratch(&shape));
+    const size_t size = d->ssd ? s->ops->ssd_forward_scratch(&shape) : s->ops->delta_forward_scratch(&shape);
+    Summed *scratch = push_summed(s, SHARE_WORKSPACE, "delta rule's scratch", size);
     for (StatePiece p = first_piece(s, v->c); p.c.n && !is_found(v, a, out); p = piece_after(s, v->c, p))
         delta_piece(v, p, a, out, transfer, scratch);
     if (out && !is_found(v, a, a->delta_norm))
-        s->ops->gated_norm_forward(a->delta_norm, out, projected_part(v, a->projected, IN_Z_WEIGHT),
-                                   weight_of(v, GATED_NORM), v->c.n, d->HV, d->DV, d->E, gated_norm_eps(s));
+        s->ops->gated_norm_forward(a->delta_norm, out, projected_part(v, a->projected, gate_of_inputs(v->layer)),
+                                   weight_of(v, GATED_NORM), v->c.n, d->norms, d->norm, d->E, d->ssd,
+                                   gated_norm_eps(s));
     arena_pop(s->arena, mark);
 }
 
@@ -93,12 +109,35 @@ static void gated_norm_backward(const Visit *v, const Activations *a, Stored *dg
     const StreamBP *s = v->s;
     const LinearShape *d = &v->layer->shape.linear;
     const size_t mark = arena_mark(s->arena), n = v->c.n;
-    Summed *scratch =
-        push_summed(s, SHARE_WORKSPACE, "gated norm's scratch", s->ops->gated_norm_backward_scratch(n, d->HV, d->DV));
-    s->ops->gated_norm_backward(dgated, projected_part(v, dprojected, IN_Z_WEIGHT), sum_of(v, GATED_NORM), dgated,
-                                a->delta_out, projected_part(v, a->projected, IN_Z_WEIGHT), weight_of(v, GATED_NORM), n,
-                                d->HV, d->DV, d->E, gated_norm_eps(s), scratch);
+    const LayerTensor z = gate_of_inputs(v->layer);
+    Summed *scratch = push_summed(s, SHARE_WORKSPACE, "gated norm's scratch",
+                                  s->ops->gated_norm_backward_scratch(n, d->norms, d->norm, d->ssd));
+    s->ops->gated_norm_backward(dgated, projected_part(v, dprojected, z), sum_of(v, GATED_NORM), dgated, a->delta_out,
+                                projected_part(v, a->projected, z), weight_of(v, GATED_NORM), n, d->norms, d->norm,
+                                d->E, d->ssd, gated_norm_eps(s), scratch);
     arena_pop(s->arena, mark);
+}
+
+// Returns the scratch of the rule's backward pass over chunk c.
+static size_t rule_backward_scratch(const Visit *v) {
+    const DeltaShape shape = visit_delta_shape(v); // a piece needs no more scratch than the chunk
+    return shape.ssd ? v->s->ops->ssd_backward_scratch(&shape) : v->s->ops->delta_backward_scratch(&shape);
+}
+
+// Runs the rule backward: dx, dprojected and, with dx NULL, dstate alone as delta_backward of ops.h. x, projected, dout:
+// of the piece of shape's spans
+static void rule_backward(const Visit *v, const DeltaShape *shape, Stored *dx, Stored *dprojected, const Stored *dout,
+                          const Stored *x, Stored *projected, const Summed *state, Summed *scratch) {
+    const StreamBP *s = v->s;
+    Summed *const dA = dx ? sum_of(v, A_LOG) : NULL, *const dbias = dx ? sum_of(v, DT_BIAS) : NULL;
+    Stored *da = dx ? projected_part(v, dprojected, IN_A_WEIGHT) : NULL, *a = projected_part(v, projected, IN_A_WEIGHT);
+    if (shape->ssd)
+        s->ops->ssd_backward(dx, da, dA, dx ? sum_of(v, SKIP) : NULL, dbias, s->linear.dstate, dout, x, a,
+                             weight_of(v, A_LOG), weight_of(v, SKIP), weight_of(v, DT_BIAS), state, shape, scratch);
+    else
+        s->ops->delta_backward(dx, dx ? projected_part(v, dprojected, IN_B_WEIGHT) : NULL, da, dA, dbias,
+                               s->linear.dstate, dout, x, projected_part(v, projected, IN_B_WEIGHT), a,
+                               weight_of(v, A_LOG), weight_of(v, DT_BIAS), state, shape, scratch);
 }
 
 // Runs a piece of chunk c backward. dout, dmixed, dprojected: of the piece; else as of delta_backward
@@ -111,13 +150,11 @@ static void piece_backward(const Visit *v, StatePiece p, const Activations *a, K
     fork_gradient_take(s, p);
     if (p.before != SIZE_MAX) before = fork_state(s, p.before);
     if (has_rule(v->layer))
-        s->ops->delta_backward(dmixed, projected_part(v, dprojected, IN_B_WEIGHT),
-                               projected_part(v, dprojected, IN_A_WEIGHT), sum_of(v, A_LOG), sum_of(v, DT_BIAS),
-                               s->linear.dstate, dout, stored_row(s, a->mixed, p.skipped, d->W),
-                               projected_part(v, projected, IN_B_WEIGHT), projected_part(v, projected, IN_A_WEIGHT),
-                               weight_of(v, A_LOG), weight_of(v, DT_BIAS), before.state, &shape, scratch);
-    s->ops->conv_backward(dprojected, sum_of(v, CONV_WEIGHT), s->linear.dcolumns, dmixed, projected, before.columns,
-                          weight_of(v, CONV_WEIGHT), &shape, scratch);
+        rule_backward(v, &shape, dmixed, dprojected, dout, stored_row(s, a->mixed, p.skipped, d->W), projected,
+                      before.state, scratch);
+    s->ops->conv_backward(projected_part(v, dprojected, IN_QKV_WEIGHT), sum_of(v, CONV_WEIGHT), sum_of(v, CONV_BIAS),
+                          s->linear.dcolumns, dmixed, projected_part(v, projected, IN_QKV_WEIGHT), before.columns,
+                          weight_of(v, CONV_WEIGHT), weight_of(v, CONV_BIAS), &shape, scratch);
     fork_gradient_give(s, p);
 }
 
@@ -129,8 +166,8 @@ static void delta_backward(const Visit *v, const Activations *a, KeptState befor
     const LinearShape *d = &v->layer->shape.linear;
     const int rule = has_rule(v->layer);
     const DeltaShape shape = visit_delta_shape(v); // a piece needs no more scratch than the chunk
-    const size_t mark = arena_mark(s->arena), conv = s->ops->conv_backward_scratch(&shape);
-    const size_t delta = rule ? s->ops->delta_backward_scratch(&shape) : 0;
+    const size_t mark = arena_mark(s->arena), conv = s->ops->conv_backward_scratch(&shape, has_tensor(v, CONV_BIAS));
+    const size_t delta = rule ? rule_backward_scratch(v) : 0;
     Stored *dmixed = rule ? push_stored(s, SHARE_WORKSPACE, "gradient behind the convolution", v->c.n * d->W) : dout;
     Summed *scratch = push_summed(s, SHARE_WORKSPACE, "linear attention's scratch", max_size(conv, delta));
     for (size_t end = v->c.token + v->c.n; end > v->c.token;) {
@@ -168,10 +205,10 @@ static Activations state_activations(const Visit *v) {
     if (v->s->now.pass == PASS_BACKWARD && keeps(v, LEVEL_PRODUCTS)) {
         make_product(v, &a, IN_QKV_WEIGHT, a.projected, a.norm[0], NULL);
     } else {
-        linear_forward_part(v, linear_part(v, IN_QKV_WEIGHT, IN_QKV_WEIGHT, IN_V_WEIGHT), a.projected, a.norm[0],
-                            NULL);
-        linear_forward_part(v, linear_part(v, IN_QKV_WEIGHT, IN_B_WEIGHT, IN_A_WEIGHT),
-                            projected_part(v, a.projected, IN_B_WEIGHT), a.norm[0], NULL); // none without the rule
+        linear_forward_part(v, linear_part(v, IN_QKV_WEIGHT, IN_QKV_WEIGHT, IN_V_WEIGHT),
+                            projected_part(v, a.projected, IN_QKV_WEIGHT), a.norm[0], NULL);
+        linear_forward_part(v, rule_inputs(v), projected_part(v, a.projected, IN_B_WEIGHT), a.norm[0],
+                            NULL); // none without the rule
     }
     convolution_forward(v, &a); // in any case: its last inputs pass on
     return a;

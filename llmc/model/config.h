@@ -51,7 +51,8 @@ typedef struct {
     // linear attention (Gated DeltaNet). A short convolution has hidden_size channels: value heads of one element, no keys
     size_t linear_num_key_heads, linear_num_value_heads, linear_key_head_dim, linear_value_head_dim;
     size_t linear_conv_kernel_dim;
-    int linear_allow_neg_eigval; // DeltaShape.doubled
+    int linear_allow_neg_eigval;         // DeltaShape.doubled
+    double time_step_min, time_step_max; // Mamba-2: bounds of a token's step
     // experts
     size_t num_experts, num_experts_per_tok, moe_intermediate_size;
     size_t shared_expert_intermediate_size;       // width of the shared expert, which every token uses; 0: none
@@ -160,6 +161,8 @@ static const ConfigKey config_keys[] = {
     {KEY(qk_nope_head_dim), NULL, KEY_SIZE, 1, 1024, 0, OPTIONAL},
     {KEY(qk_rope_head_dim), NULL, KEY_SIZE, 1, 1024, 0, OPTIONAL},
     {KEY(v_head_dim), NULL, KEY_SIZE, 1, 1024, 0, OPTIONAL},
+    {KEY(time_step_min), NULL, KEY_DOUBLE, 0, 1e6, 0, OPTIONAL},
+    {KEY(time_step_max), NULL, KEY_DOUBLE, 0, INFINITY, 0, OPTIONAL},
     {KEY(num_experts), "num_local_experts", KEY_SIZE, 0, EXPERTS_MOST, 0, OPTIONAL},
     {KEY(num_experts_per_tok), "top_k_experts", KEY_SIZE, 1, CHOSEN_MOST, 0, OPTIONAL},
     {KEY(moe_intermediate_size), NULL, KEY_SIZE, 1, 1 << 22, 0, OPTIONAL},
@@ -218,13 +221,14 @@ static int family_names_key(const Family *family, const char *name) {
 static int family_has_key(const Family *family, const char *name) {
     const ConfigKey *key = &config_keys[config_key_find(name)];
     if (key->optional) return family_names_key(family, name);
-    if (text_is_one_of(name, "rope_theta|pad_token_id")) return !family->learned_positions;
+    if (text_is_one_of(name, "rope_theta|pad_token_id")) return !family->learned_positions && !family->bare_attention;
     if (!strcmp(name, "intermediate_size")) return !family->router || family_names_key(family, name);
     if (text_is_one_of(name, "head_dim|attention_bias") && family_names_key(family, "kv_lora_rank")) return 0;
     if (!strcmp(name, "num_key_value_heads") || !strcmp(name, "head_dim")) return !family->biases;
     if (!strcmp(name, "attention_bias"))
+
         return !family->biases && !family->qkv_bias && !family->same_windows &&
-               (!family_has_convolution(family) || family_names_key(family, name));
+               (!family_has_convolution(family) || family_names_key(family, name)) && !family->bare_attention;
     if (!strcmp(name, "sliding_window")) return *family->layer_types == 's';
     if (key->kind == KEY_LAYER_TYPES) return *family->layer_types;
     if (key->kind == KEY_GELU) return family->activation == ACTIVATION_GELU;
@@ -308,16 +312,19 @@ static void config_set(Config *config, const char *name, const char *value, cons
                          value);
         break;
     case KEY_LAYER_TYPES:
-        snprintf(letters, sizeof(letters), "%sf", config->family->layer_types);
+        snprintf(letters, sizeof(letters), "%s%s", config->family->layer_types,
+                 config->family->bare_attention ? "" : "f");
         if (strlen(value) > LAYER_TYPES_MAX || value[strspn(value, letters)])
-            die_with(code, "%s: layer_types=%.64s is not a pattern of at most %d letters %s and f (full)", where, value,
+            die_with(code, "%s: layer_types=%.64s is not a pattern of at most %d letters %s%s", where, value,
                      LAYER_TYPES_MAX,
-                     letters[0] == 'l'   ? letters[1] == 'n' ? "l (linear), n (no rotary positions)" : "l (linear)"
+                     letters[0] == 'L'   ? "L (Mamba-2), F (attention), p (MLP), e (experts)"
+                     : letters[0] == 'l' ? letters[1] == 'n' ? "l (linear), n (no rotary positions)" : "l (linear)"
                      : letters[0] == 'c' ? "c (convolution)"
                      : letters[0] == 'n' ? "n (no rotary positions)"
                      : letters[1] == 'n' ? "s (sliding), n (no rotary positions)"
                      : letters[1] == 'c' ? "s (sliding), c (convolution)"
-                                         : "s (sliding)");
+                                         : "s (sliding)",
+                     letters[0] == 'L' ? "" : " and f (full)");
         snprintf(config->layer_types, sizeof(config->layer_types), "%s", value);
     }
     if (wanted) die_with(code, "%s: %s=%.64s is not %s", where, name, value, wanted);
@@ -365,6 +372,7 @@ static Config config_defaults(const Family *family) {
     config.use_qk_norm = 1; // defaults where a family lacks a key
     config.embedding_multiplier = config.residual_multiplier = config.logits_scaling = 1;
     config.qk_scale_factor = config.output_multiplier = 1;
+    config.rope_theta = 10000, config.time_step_max = INFINITY;
     config_set_all(&config, family->defaults, family->name, EXIT_RUNTIME);
     memset(config.given, 0, sizeof(config.given));
     return config;
@@ -389,7 +397,7 @@ static char layer_letter(const Config *config, size_t l) {
 }
 
 // Returns the letter of layer l's mixer: f full attention, s with a window, n full without rotary positions, l linear
-// attention, c its convolution alone, b full and linear attention summed, p none.
+// attention, c its convolution alone, b full and linear attention summed, p none, e none in a layer of experts.
 static char mixer_letter(const Config *config, size_t l) { return (char)tolower(layer_letter(config, l)); }
 
 // A capital letter: the layer has no MLP.
@@ -400,7 +408,7 @@ static int layer_has_state(const Config *config, size_t l) { return strchr("lcb"
 
 static LayerKind layer_kind(const Config *config, size_t l) {
     const char type = mixer_letter(config, l);
-    if (type == 'p') return LAYER_NONE;
+    if (type == 'p' || type == 'e') return LAYER_NONE;
     return type == 'l' || type == 'c'              ? LAYER_LINEAR
            : type == 's' && config->sliding_window ? LAYER_WINDOW
                                                    : LAYER_FULL;
@@ -408,7 +416,7 @@ static LayerKind layer_kind(const Config *config, size_t l) {
 
 // Tells whether layer l rotates its queries and keys by position.
 static int layer_rotates(const Config *config, size_t l) {
-    return !config->family->learned_positions && mixer_letter(config, l) != 'n';
+    return !config->family->learned_positions && !config->family->bare_attention && mixer_letter(config, l) != 'n';
 }
 
 static QkNorm config_qk_norm(const Config *config) {
@@ -419,6 +427,7 @@ static int layer_is_linear(const Config *config, size_t l) { return layer_kind(c
 
 // Tells whether layer l's MLP consists of experts.
 static int layer_has_experts(const Config *config, size_t l) {
+    if (strchr(config->family->layer_types, 'e')) return layer_letter(config, l) == 'e';
     return config->family->router && config->num_experts && layer_has_mlp(config, l) &&
            l >= config->first_k_dense_replace && (l + 1) % config->decoder_sparse_step == 0 &&
            (l >= LAYER_TYPES_MAX || !(config->mlp_only_layers[l / 8] >> l % 8 & 1));
@@ -621,11 +630,10 @@ static void config_resolve_rope(Config *config, const char *where, int code) {
 static void config_finish_experts(Config *c, const char *where, int code) {
     if (!c->family->router) return;
     if (!family_has_key(c->family, "moe_intermediate_size")) c->moe_intermediate_size = c->intermediate_size;
-    const int shares =
-        c->family->router == ROUTER_SIGMOID && family_has_key(c->family, "shared_expert_intermediate_size");
-    if (shares && !config_given(c, "shared_expert_intermediate_size"))
+    const int counted = family_counts_shared(c->family);
+    if (counted && !config_given(c, "shared_expert_intermediate_size"))
         c->shared_expert_intermediate_size = c->moe_intermediate_size;
-    if (shares && c->shared_expert_intermediate_size % c->moe_intermediate_size)
+    if (counted && c->shared_expert_intermediate_size % c->moe_intermediate_size)
         die_with(code, "%s: shared_expert_intermediate_size %zu must be a multiple of moe_intermediate_size %zu", where,
                  c->shared_expert_intermediate_size, c->moe_intermediate_size);
     if (!c->num_experts && !family_has_key(c->family, "decoder_sparse_step") && !c->family->experts_beside)
@@ -636,7 +644,7 @@ static void config_finish_experts(Config *c, const char *where, int code) {
                  c->num_experts);
     if (c->num_experts % c->n_group || c->topk_group > c->n_group ||
         c->num_experts / c->n_group * c->topk_group < c->num_experts_per_tok ||
-        (shares && c->num_experts / c->n_group < 2)) // a group's score sums its best two
+        (family_has_shared(c->family) && c->num_experts / c->n_group < 2)) // a group's score sums its best two
         die_with(code,
                  "%s: topk_group %zu of n_group %zu equal groups of num_experts %zu must hold num_experts_per_tok %zu",
                  where, c->topk_group, c->n_group, c->num_experts, c->num_experts_per_tok);
@@ -741,13 +749,14 @@ static void config_finish(Config *config, const char *where, int code) {
                  where, config->linear_num_value_heads, config->linear_key_head_dim, config->linear_value_head_dim,
                  LINEAR_STATE_MAX);
     for (int global = 0; global < 2; global++)
-        if (!family->learned_positions && (global ? config->global_head_dim : config->head_dim) % 2)
+        if (!family->learned_positions && !family->bare_attention &&
+            (global ? config->global_head_dim : config->head_dim) % 2)
             die_with(code, "%s: %s %zu must be even for rotary positions", where,
                      global ? "global_head_dim" : "head_dim", global ? config->global_head_dim : config->head_dim);
     if (config->num_global_key_value_heads && config->num_attention_heads % config->num_global_key_value_heads)
         die_with(code, "%s: num_attention_heads %zu must be a multiple of num_global_key_value_heads %zu", where,
                  config->num_attention_heads, config->num_global_key_value_heads);
-    if (!family->learned_positions && (rotary_width(config) % 2 || !rotary_width(config)))
+    if (!family->learned_positions && !family->bare_attention && (rotary_width(config) % 2 || !rotary_width(config)))
         die_with(code,
                  "%s: partial_rotary_factor %g rotates %zu of head_dim %zu elements; it must rotate an even number",
                  where, config->partial_rotary_factor, rotary_width(config), config->head_dim);

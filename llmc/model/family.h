@@ -9,12 +9,13 @@ add a family, add a row here, the config.json keys to refuse to hf_config.h, and
 
 // The tensors of one layer, in their order in memory and in a flat .bin. A layer has the tensors of attention or of
 // linear attention, the tensors of a dense MLP or of experts, and the common ones. Adjacent without padding are: q, k
-// and v weights; their biases; gate and up; the first six of linear attention. A file may hold these neighbours as one
+// and v weights; their biases; gate and up; the first of linear attention. A file may hold these neighbours as one
 // tensor (GPT-2's c_attn), and the driver may use them as one (gate and up).
 // clang-format off
 typedef enum {
     NORM1_WEIGHT, NORM1_BIAS,
     Q_WEIGHT, K_WEIGHT, V_WEIGHT, Q_BIAS, K_BIAS, V_BIAS, Q_NORM, K_NORM, O_WEIGHT, O_BIAS, // attention
+    IN_GATE_WEIGHT, // linear attention of Mamba-2: z, before its inputs
     IN_QKV_WEIGHT, IN_K_WEIGHT, IN_V_WEIGHT, // linear; of q alone if the family names IN_K_WEIGHT
     IN_Z_WEIGHT, IN_B_WEIGHT, IN_A_WEIGHT, CONV_WEIGHT, DT_BIAS, A_LOG, GATED_NORM, OUT_WEIGHT, // linear
     POST_NORM1,
@@ -27,6 +28,7 @@ typedef enum {
     ROUTER_BIAS, ROUTER_NORM, EXPERTS_SCALE, EXPERTS_GATE_UP_BIAS, EXPERTS_DOWN_BIAS, // experts
     DENSE_POST_NORM, EXPERTS_PRE_NORM, EXPERTS_POST_NORM, // experts next to a dense MLP
     INPUT_TABLE, INPUT_PROJECTION, INPUT_GATE, INPUT_OUT, INPUT_NORM, // the layer's own input
+    CONV_BIAS, SKIP, // linear attention of Mamba-2: SKIP is D
     LAYER_TENSORS
 } LayerTensor;
 
@@ -50,7 +52,8 @@ typedef struct {
     const char *layer_prefix; // with one %zu
     const char *model[MODEL_TENSORS];
     const char *layer[LAYER_TENSORS]; // NULL: absent, or part of the tensor before it
-    const char *expert[3];            // gate, up and down in files with a tensor for each expert, with one %zu
+    const char *expert[3]; // gate, up and down in files with a tensor for each expert, with one %zu; without a gate: up,
+                           // NULL and down
     const char *router;               // the router in files with a tensor for each expert; NULL: as in `layer`
 } TensorNames;
 
@@ -92,29 +95,46 @@ typedef struct {
     int interleaved;        // rotary pairs are neighbours, not elements half a head apart
     int plain_rope;         // rotary positions cannot be scaled
     int outer_norms;        // embeddings pass an RMSNorm without weight; the final norm lacks the layers' offset
+    int ssd;                // linear attention is Mamba-2's
+    int bare_attention;     // attention has neither rotary positions nor biases
+    const char *stored_as;  // prefix of names in folders, in place of layer_prefix's first part; NULL: the same
     int fused_heads;        // files fuse linear attention's inputs head by head (fused_rows)
     double gated_norm_eps;  // epsilon of linear attention's gated norm; 0: that of the other norms
     TensorNames names;
 } Family;
 
 // Tells whether layers of the family may have linear attention.
-static int family_has_linear(const Family *family) { return strchr(family->layer_types, 'l') != NULL; }
+static int family_has_linear(const Family *family) { return strpbrk(family->layer_types, "lL") != NULL; }
+
+// Tells whether a shared expert is next to experts that are chosen by logistic functions.
+static int family_has_shared(const Family *family) {
+    return family->router == ROUTER_SIGMOID && family->names.layer[SHARED_DOWN_WEIGHT];
+}
+
+// Tells whether files give the number of shared experts, each as wide as another expert, not the width of all.
+static int family_counts_shared(const Family *family) { return family_has_shared(family) && !family->bare_attention; }
+
+// Returns the matrices of an expert's first product: gate and up, or up alone.
+static size_t expert_parts(const Family *family) { return activation_width(family->activation, 1); }
 
 // Tells whether layers of the family may mix tokens by a short convolution alone.
 static int family_has_convolution(const Family *family) { return strchr(family->layer_types, 'c') != NULL; }
 
 // clang-format off
-#define NO_LINEAR_NAMES NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
-#define LINEAR_NAMES "linear_attn.in_proj_qkv.weight", NULL, NULL, "linear_attn.in_proj_z.weight",                   \
+#define NO_LINEAR_NAMES NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+#define LINEAR_NAMES NULL, "linear_attn.in_proj_qkv.weight", NULL, NULL, "linear_attn.in_proj_z.weight",               \
     "linear_attn.in_proj_b.weight", "linear_attn.in_proj_a.weight", "linear_attn.conv1d.weight",                    \
     "linear_attn.dt_bias", "linear_attn.A_log", "linear_attn.norm.weight", "linear_attn.out_proj.weight"
-#define FUSED_LINEAR_NAMES "linear_attn.in_proj_qkvz.weight", NULL, NULL, NULL, "linear_attn.in_proj_ba.weight", NULL, \
+#define FUSED_LINEAR_NAMES NULL, "linear_attn.in_proj_qkvz.weight", NULL, NULL, NULL,                                  \
+    "linear_attn.in_proj_ba.weight", NULL,                                                                             \
     "linear_attn.conv1d.weight", "linear_attn.dt_bias", "linear_attn.A_log", "linear_attn.norm.weight",               \
     "linear_attn.out_proj.weight"
-#define CONVOLUTION_NAMES "conv.in_proj.weight", NULL, NULL, NULL, NULL, NULL, "conv.conv.weight", NULL, NULL, NULL,   \
+#define CONVOLUTION_NAMES NULL, "conv.in_proj.weight", NULL, NULL, NULL, NULL, NULL, "conv.conv.weight", NULL, NULL,   \
+    NULL,                                                                                                              \
     "conv.out_proj.weight"
-#define OLMO_LINEAR_NAMES "linear_attn.q_proj.weight", "linear_attn.k_proj.weight", "linear_attn.v_proj.weight",       \
-    "linear_attn.g_proj.weight", "linear_attn.b_proj.weight", "linear_attn.a_proj.weight", "linear_attn.conv1d.weight", \
+#define OLMO_LINEAR_NAMES NULL, "linear_attn.q_proj.weight", "linear_attn.k_proj.weight", "linear_attn.v_proj.weight", \
+    "linear_attn.g_proj.weight", "linear_attn.b_proj.weight", "linear_attn.a_proj.weight",                             \
+    "linear_attn.conv1d.weight",                                                                                       \
     "linear_attn.dt_bias", "linear_attn.A_log", "linear_attn.o_norm.weight", "linear_attn.o_proj.weight"
 // Argument: the names of QK-norm
 #define ATTENTION_NORM_NAMES(...) "self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight",     \
@@ -133,7 +153,7 @@ static int family_has_convolution(const Family *family) { return strchr(family->
 #define EXPERT_NAMES "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
 #define SHARED_EXPERT_NAMES "mlp.gate.weight", "mlp.shared_expert_gate.weight", "mlp.shared_expert.gate_proj.weight",  \
     "mlp.shared_expert.up_proj.weight", "mlp.shared_expert.down_proj.weight", EXPERT_NAMES
-#define SHARED_EXPERTS_NAMES "mlp.gate.weight", NULL, "mlp.shared_experts.gate_proj.weight",                            \
+#define SHARED_EXPERTS_NAMES "mlp.gate.weight", NULL, "mlp.shared_experts.gate_proj.weight",                           \
     "mlp.shared_experts.up_proj.weight", "mlp.shared_experts.down_proj.weight", EXPERT_NAMES
 #define SPLIT_NAMES {"mlp.experts.%zu.gate_proj.weight", "mlp.experts.%zu.up_proj.weight",                            \
     "mlp.experts.%zu.down_proj.weight"}
@@ -143,6 +163,16 @@ static int family_has_convolution(const Family *family) { return strchr(family->
 #define LATENT_BLOCK_NAMES "input_layernorm.weight", NULL, LATENT_NAMES, NO_LINEAR_NAMES, NULL,                        \
     "post_attention_layernorm.weight", NULL, MLP_NAMES, SHARED_EXPERTS_NAMES, NULL, NULL, NULL,                        \
     "self_attn.q_a_proj.weight", "self_attn.kv_b_proj.weight"
+// Nemotron's layers have one branch, whose parts have the prefix "mixer." in every kind of layer
+#define NEMOTRON_LAYER_NAMES {"norm.weight", NULL, "mixer.q_proj.weight", "mixer.k_proj.weight",                       \
+    "mixer.v_proj.weight",                                                                                             \
+    NULL, NULL, NULL, NULL, NULL, "mixer.o_proj.weight", NULL, "mixer.in_proj.weight", NULL, NULL, NULL, NULL, NULL,   \
+    NULL, "mixer.conv1d.weight", "mixer.dt_bias", "mixer.A_log", "mixer.norm.weight", "mixer.out_proj.weight", NULL,   \
+    "norm.weight", NULL, "mixer.up_proj.weight", NULL, NULL, NULL, "mixer.down_proj.weight", NULL,                     \
+    "mixer.gate.weight",                                                                                               \
+    NULL, "mixer.shared_experts.up_proj.weight", NULL, "mixer.shared_experts.down_proj.weight",                        \
+    "mixer.experts.up_proj", "mixer.experts.down_proj", NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,    \
+    NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, "mixer.conv1d.bias", "mixer.D"}
 #define LLAMA_LAYER_NAMES {BLOCK_NAMES(NO_LINEAR_NAMES, MLP_NAMES)}
 #define OLMO_LAYER_NAMES {NULL, NULL, ATTENTION_NAMES, NO_LINEAR_NAMES, "post_attention_layernorm.weight", NULL, NULL, \
     MLP_NAMES, NO_EXPERT_NAMES, "post_feedforward_layernorm.weight"}
@@ -327,7 +357,8 @@ static const Family families[] = {
      .layer_types = "sc", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qk_norm = QK_NORM_HEADS,
      .post_norms = 1, .head_gates = 1, .proportional = 1, .plain_rope = 1,
      NAMES_WITH_NORM("model.embedding_norm.weight", {"operator_norm.weight", NULL, ATTENTION_NAMES, CONVOLUTION_NAMES,
-      "post_operator_norm.weight", "ffn_norm.weight", NULL, LFM_MLP_NAMES, NO_EXPERT_NAMES, "post_ffn_norm.weight", NULL,
+      "post_operator_norm.weight", "ffn_norm.weight", NULL, LFM_MLP_NAMES, NO_EXPERT_NAMES, "post_ffn_norm.weight",
+      NULL,
       "self_attn.g_proj.weight"})},
     {.name = "qwen3_moe", .model_type = "qwen3_moe", .architecture = "Qwen3MoeForCausalLM",
      .defaults =
@@ -412,7 +443,8 @@ static const Family families[] = {
      .layer_types = "s", .norm = NORM_RMS, .activation = ACTIVATION_CLAMPED, .router = ROUTER_SOFTMAX,
      .expert_biases = 1, .expert_columns = 1, .sinks = 1,
      TENSOR_NAMES({BLOCK_NAMES(NO_LINEAR_NAMES, NO_MLP_NAMES), "mlp.router.weight", NULL, NULL, NULL, NULL,
-      EXPERT_NAMES, NULL, "self_attn.sinks", NULL, NULL, NULL, "mlp.router.bias", NULL, NULL, "mlp.experts.gate_up_proj_bias",
+      EXPERT_NAMES, NULL, "self_attn.sinks", NULL, NULL, NULL, "mlp.router.bias", NULL, NULL,
+      "mlp.experts.gate_up_proj_bias",
       "mlp.experts.down_proj_bias"})},
     {.name = "gemma4", .model_type = "gemma4_text", .architecture = "Gemma4ForCausalLM",
      .defaults =
@@ -428,11 +460,24 @@ static const Family families[] = {
      .last_full = 1, .proportional = 1, .layer_scalars = 1, .plain_rope = 1,
      TENSOR_NAMES({"input_layernorm.weight", NULL, ATTENTION_NAMES, NO_LINEAR_NAMES, "post_attention_layernorm.weight",
       "pre_feedforward_layernorm.weight", NULL, MLP_NAMES, "router.proj.weight", NULL, NULL, NULL, NULL,
-      "experts.gate_up_proj", "experts.down_proj", "post_feedforward_layernorm.weight", NULL, NULL, NULL, NULL, NULL, "router.scale",
+      "experts.gate_up_proj", "experts.down_proj", "post_feedforward_layernorm.weight", NULL, NULL, NULL, NULL, NULL,
+      "router.scale",
       "router.per_expert_scale", NULL, NULL, "post_feedforward_layernorm_1.weight",
       "pre_feedforward_layernorm_2.weight", "post_feedforward_layernorm_2.weight", "embed_tokens_per_layer.weight",
       "per_layer_model_projection.weight", "per_layer_input_gate.weight", "per_layer_projection.weight",
       "post_per_layer_input_norm.weight"})},
+    {.name = "nemotron_h", .model_type = "nemotron_h", .architecture = "NemotronHForCausalLM",
+     .defaults =
+     "vocab_size=131072,hidden_size=4096,intermediate_size=21504,num_hidden_layers=4,num_attention_heads=32,"
+     "num_key_value_heads=8,head_dim=128,max_position_embeddings=4096,rms_norm_eps=1e-5,layer_types=LeFp,"
+     "linear_num_key_heads=8,linear_num_value_heads=128,linear_key_head_dim=128,linear_value_head_dim=64,"
+     "linear_conv_kernel_dim=4,time_step_min=0.001,num_experts=8,num_experts_per_tok=2,moe_intermediate_size=7688,"
+     "shared_expert_intermediate_size=7688,n_group=1,topk_group=1,norm_topk_prob=true,routed_scaling_factor=1",
+     .layer_types = "LFpe", .norm = NORM_RMS, .activation = ACTIVATION_RELU2, .router = ROUTER_SIGMOID,
+     .router_epsilon = 1e-20, .plain_rope = 1, .ssd = 1, .bare_attention = 1, .stored_as = "backbone.",
+     .names = {.layer_prefix = "model.layers.%zu.", .model =
+     {"model.embeddings.weight", NULL, NULL, "model.norm_f.weight", NULL, "lm_head.weight"}, .layer =
+     NEMOTRON_LAYER_NAMES, .expert = {"mixer.experts.%zu.up_proj.weight", NULL, "mixer.experts.%zu.down_proj.weight"}}},
 };
 // clang-format on
 #define FAMILIES (sizeof(families) / sizeof(families[0]))
@@ -551,6 +596,10 @@ static const Preset presets[] = {
     {"qwen3.5-35b-a3b", "Qwen/Qwen3.5-35B-A3B", "qwen3_5_moe", {0}, QWEN35},
     {"qwen3.6-35b-a3b", "Qwen/Qwen3.6-35B-A3B", "qwen3_5_moe", {0}, QWEN35},
     {"qwen3-next-80b-a3b", "Qwen/Qwen3-Next-80B-A3B-Instruct", "qwen3_next", {0}, QWEN35},
+    {"nemotron3-nano-30b-a3b", "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "nemotron_h", {2688, 1856, 52, 0, 2},
+     "layer_types=LeLeLFeLeLeLFeLeLeLFeLeLeLFeLeLeLFeLeLeLeLFeLeLeLeLe,max_position_embeddings=1048576,"
+     "linear_num_value_heads=64,num_experts=128,num_experts_per_tok=6,moe_intermediate_size=1856,"
+     "shared_expert_intermediate_size=3712,routed_scaling_factor=2.5"},
     {"mixtral-8x7b", "mistralai/Mixtral-8x7B-v0.1", "mixtral", {0},
      "max_position_embeddings=32768,router_aux_loss_coef=0.02"},
     {"mixtral-8x22b", "mistralai/Mixtral-8x22B-v0.1", "mixtral", {6144, 16384, 56, 48, 0},

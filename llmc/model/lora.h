@@ -52,7 +52,7 @@ typedef struct {
 // ---- modules --------------------------------------------------------------------------------------------------------
 // clang-format off
 static const LayerTensor lora_tensors[] = {
-    Q_WEIGHT, K_WEIGHT, V_WEIGHT, O_WEIGHT, IN_QKV_WEIGHT, IN_Z_WEIGHT, IN_B_WEIGHT, IN_A_WEIGHT, OUT_WEIGHT,
+    Q_WEIGHT, K_WEIGHT, V_WEIGHT, O_WEIGHT, IN_GATE_WEIGHT, IN_QKV_WEIGHT, IN_Z_WEIGHT, IN_B_WEIGHT, IN_A_WEIGHT, OUT_WEIGHT,
     GATE_WEIGHT, UP_WEIGHT, DOWN_WEIGHT,
     ROUTER_WEIGHT, SHARED_SCALE_WEIGHT, SHARED_GATE_WEIGHT, SHARED_UP_WEIGHT, SHARED_DOWN_WEIGHT, EXPERTS_GATE_UP,
     EXPERTS_DOWN, INPUT_GATE, INPUT_OUT, OUTPUT_GATE, IN_K_WEIGHT, IN_V_WEIGHT, QUERY_DOWN, KEY_VALUE_UP,
@@ -71,10 +71,16 @@ static int lora_is_parameter(const Family *family, LayerTensor tensor) {
     return lora_is_stack(tensor) || (tensor == ROUTER_WEIGHT && !family->experts_beside);
 }
 
+// Tells whether a module begins with the tensor. PEFT refuses out_proj of Nemotron, since fused kernels read its weight
+// past an adapter.
+static int lora_can_adapt(const Family *family, LayerTensor tensor) {
+    return family->names.layer[tensor] && !(family->bare_attention && tensor == OUT_WEIGHT);
+}
+
 // Returns the index in lora_tensors of the i-th module's first tensor, or LORA_TENSORS.
 static size_t lora_module_at(const Family *family, size_t i) {
     size_t t = 0;
-    while (t < LORA_TENSORS && (!family->names.layer[lora_tensors[t]] || i-- > 0)) t++;
+    while (t < LORA_TENSORS && (!lora_can_adapt(family, lora_tensors[t]) || i-- > 0)) t++;
     return t;
 }
 
@@ -230,12 +236,12 @@ static void lora_add_module(Lora *lora, size_t layer, const char *module, LoraMo
     snprintf(prefix, sizeof(prefix), c->family->names.layer_prefix, layer);
     do {
         LoraPart *part = lora_part(lora, layer, lora_tensors[t]);
-        part->a = a, part->b = b + rows * m.rank;
-        part->columns = layer_tensor_shape(c, form, lora_tensors[t]).rows;
+        const size_t columns = layer_tensor_shape(c, form, lora_tensors[t]).rows;
+        if (!columns) continue;
+        part->a = a, part->b = b + rows * m.rank, part->columns = columns;
         part->rank = m.rank, part->scale = lora_scale(lora, m);
         rows += part->columns;
-    } while (++t < LORA_TENSORS && !c->family->names.layer[lora_tensors[t]] &&
-             layer_tensor_shape(c, form, lora_tensors[t]).rows);
+    } while (++t < LORA_TENSORS && !c->family->names.layer[lora_tensors[t]]);
     lora_add_matrix(lora, prefix, module, 'A', E * m.rank, in);
     lora_add_matrix(lora, prefix, module, 'B', rows, m.rank);
     Parameter *p = &lora->table.parameters[lora->table.parameter_count - 1];

@@ -163,7 +163,7 @@ static TensorShape layer_tensor_shape(const Config *c, unsigned form, LayerTenso
     const size_t kv = latent ? latent : form & FORM_BORROWS ? 0 : key_value_heads_of(c, form) * HD;
     const size_t values_too = latent ? c->qk_rope_head_dim : values_are_keys(c, form) ? 0 : kv;
     const int pre_norms = form & FORM_LINEAR && family->linear_pre_norms; // and no norms after branches
-    const size_t gated = family->activation == ACTIVATION_GELU ? 0 : FF;
+    const size_t gated = activation_gates(family->activation) ? FF : 0;
     const size_t post_norm = family->post_norms && !pre_norms ? C : 0;
     const size_t layer_norm = family->norm == NORM_LAYER ? C : 0, pre_norm = family->no_pre_norms && !pre_norms ? 0 : C;
     const QkNorm qk_norm = config_qk_norm(c);
@@ -174,10 +174,12 @@ static TensorShape layer_tensor_shape(const Config *c, unsigned form, LayerTenso
     const size_t W = linear_channels(c), HV = c->linear_num_value_heads, values = HV * c->linear_value_head_dim;
     const size_t apart = family->names.layer[IN_K_WEIGHT] != NULL, keys = (W - values) / 2;
     const size_t E = c->num_experts, I = c->moe_intermediate_size, shared = c->shared_expert_intermediate_size;
+    const size_t parts = expert_parts(family);
     const size_t biased = family->expert_biases, beside = family->experts_beside, P = c->hidden_size_per_layer_input;
-    const int late = tensor >= SINKS && tensor <= KEY_VALUE_UP; // of attention, after the MLP in memory
-    const int attention = (tensor >= Q_WEIGHT && tensor <= O_BIAS) || late;
-    const int linear = tensor >= IN_QKV_WEIGHT && tensor <= OUT_WEIGHT;
+    const int of_attention = tensor >= SINKS && tensor <= KEY_VALUE_UP; // after the MLP in memory
+    const int of_linear = tensor == CONV_BIAS || tensor == SKIP, late = of_attention || of_linear;
+    const int attention = (tensor >= Q_WEIGHT && tensor <= O_BIAS) || of_attention;
+    const int linear = (tensor >= IN_GATE_WEIGHT && tensor <= OUT_WEIGHT) || of_linear, ssd = family->ssd;
     const int rule = linear && tensor > IN_V_WEIGHT && tensor != CONV_WEIGHT && tensor != OUT_WEIGHT;
     const int mixer = tensor <= POST_NORM1 || late, mlp = !mixer && tensor < INPUT_TABLE;
     const int dense = tensor >= GATE_WEIGHT && tensor <= DOWN_BIAS && !beside;
@@ -199,10 +201,12 @@ static TensorShape layer_tensor_shape(const Config *c, unsigned form, LayerTenso
         {ROLE_NORM, low ? low : whole ? q : head_norm, 0, 0},
         {ROLE_NORM, latent || whole || !kv ? kv : head_norm, 0, 0},
         {ROLE_LINEAR, C, q, 0}, {ROLE_BIAS, C * o_bias, 0, 0},
+        {ROLE_LINEAR, ssd ? values : 0, C, 0},
         {ROLE_LINEAR, form & FORM_CONVOLUTION ? 3 * W : apart ? keys : W, C, 0}, {ROLE_LINEAR, apart * keys, C, 0}, {ROLE_LINEAR, apart * values, C, 0},
-        {ROLE_LINEAR, values, C, 0}, {ROLE_LINEAR, HV, C, 0}, {ROLE_LINEAR, HV, C, 0},
+        {ROLE_LINEAR, ssd ? 0 : values, C, 0}, {ROLE_LINEAR, ssd ? 0 : HV, C, 0},
+        {ROLE_LINEAR, HV, C, 0},
         {ROLE_CONV, W, c->linear_conv_kernel_dim, 0}, {ROLE_BIAS, HV, 0, 0}, {ROLE_DECAY, HV, 0, 0},
-        {ROLE_NORM, c->linear_value_head_dim, 0, 0},
+        {ROLE_NORM, ssd ? values : c->linear_value_head_dim, 0, 0},
         {ROLE_LINEAR, C, form & FORM_CONVOLUTION ? W : values, 0},
         {ROLE_NORM, post_norm, 0, 0},
         {ROLE_NORM, pre_norm, 0, 0}, {ROLE_BIAS, layer_norm, 0, 0},
@@ -210,17 +214,18 @@ static TensorShape layer_tensor_shape(const Config *c, unsigned form, LayerTenso
         {ROLE_BIAS, FF * mlp_bias, 0, 0}, {ROLE_BIAS, gated * mlp_bias, 0, 0},
         {ROLE_LINEAR, C, FF, 0}, {ROLE_BIAS, C * mlp_bias, 0, 0},
         {ROLE_ROUTER, E, C, 0}, {ROLE_ROUTER, (size_t)(family->shared_scale && shared), C, 0},
-        {ROLE_LINEAR, shared, C, 0}, {ROLE_LINEAR, shared, C, 0}, {ROLE_LINEAR, shared ? C : 0, shared, 0},
-        {ROLE_LINEAR, 2 * E * I, C, E}, {ROLE_LINEAR, E * C, I, E},
+        {ROLE_LINEAR, shared, C, 0}, {ROLE_LINEAR, (parts - 1) * shared, C, 0},
+        {ROLE_LINEAR, shared ? C : 0, shared, 0}, {ROLE_LINEAR, parts * E * I, C, E}, {ROLE_LINEAR, E * C, I, E},
         {ROLE_NORM, post_norm, 0, 0},
         {ROLE_BIAS, family->sinks ? c->num_attention_heads : 0, 0, 0},
         {ROLE_LINEAR, family->head_gates ? c->num_attention_heads : family->names.layer[OUTPUT_GATE] ? q : 0, C, 0}, {ROLE_LINEAR, low, C, 0},
         {ROLE_LINEAR, latent ? 2 * q - c->num_attention_heads * c->qk_rope_head_dim : 0, latent, 0},
         {ROLE_BIAS, E * biased, 0, 0}, {ROLE_NORM, C * beside, 0, 0}, {ROLE_NORM, E * beside, 0, 0},
-        {ROLE_BIAS, 2 * E * I * biased, 0, E}, {ROLE_BIAS, E * C * biased, 0, E},
+        {ROLE_BIAS, parts * E * I * biased, 0, E}, {ROLE_BIAS, E * C * biased, 0, E},
         {ROLE_NORM, C * beside, 0, 0}, {ROLE_NORM, C * beside, 0, 0}, {ROLE_NORM, C * beside, 0, 0},
         {ROLE_EMBEDDING, P ? c->vocab_size_per_layer_input : 0, P, 0}, {ROLE_LINEAR, P, C, 0},
         {ROLE_LINEAR, P, C, 0}, {ROLE_LINEAR, P ? C : 0, P, 0}, {ROLE_NORM, P ? C : 0, 0, 0},
+        {ROLE_BIAS, ssd ? W : 0, 0, 0}, {ROLE_BIAS, ssd ? HV : 0, 0, 0},
     };
     // clang-format on
     return shapes[tensor];
@@ -274,7 +279,7 @@ static void model_add(Model *model, const char *prefix, const char *name, Tensor
             parameter->file_rows = shape.experts;
         parameter->fused = fused_rows(c, (LayerTensor)tensor);
         parameter->ones =
-            tensor == DT_BIAS || tensor == GATED_NORM ||
+            tensor == DT_BIAS || tensor == GATED_NORM || tensor == SKIP ||
             (shape.role == ROLE_NORM && (!c->family->norm_offset || (c->family->outer_norms && !*prefix)));
         if (shape.cols) parameter->init_std = c->initializer_range;
         // GPT-2 scales weights whose product is added to the residual stream by 1/sqrt(2L)

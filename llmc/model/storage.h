@@ -66,10 +66,10 @@ static void storage_free(Storage *storage) {
 }
 
 // Returns the number of tensors that make a parameter, in order; 1: it is not split. Files hold a stack of experts as
-// one tensor, or as one tensor for each expert's gate, up and down ("split").
+// one tensor, or as one tensor for each expert's gate (if any), up and down ("split").
 static size_t parameter_pieces(const Family *family, const Parameter *p) {
     if (!p->experts) return 1;
-    return text_ends_with(p->name, family->names.layer[EXPERTS_DOWN]) ? p->experts : 2 * p->experts;
+    return text_ends_with(p->name, family->names.layer[EXPERTS_DOWN]) ? p->experts : expert_parts(family) * p->experts;
 }
 
 // Returns a format for a parameter in files: blocks of fp8 end with each matrix.

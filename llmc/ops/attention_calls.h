@@ -113,7 +113,7 @@ static int wgmma_takes_head(size_t HD) {
 
 // Tells whether Hopper's kernel for experts_activate, where it is on, takes this activation, with biases or without.
 static int wgmma_activates(ActivationKind kind, int biased) {
-    return kind == ACTIVATION_CLAMPED || (kind != ACTIVATION_GELU && !biased);
+    return kind == ACTIVATION_CLAMPED || (activation_gates(kind) && !biased);
 }
 
 // Tells whether cuDNN takes heads of this width on any card.

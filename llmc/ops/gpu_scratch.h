@@ -34,13 +34,13 @@ static size_t cuda_embedding_backward_scratch(size_t N, size_t rows, size_t C) {
 // NULL
 static size_t cuda_norm_backward_scratch(size_t n, size_t C) { return 2 * min_size(n, GPU_NORM_BLOCKS) * C; }
 
-// Returns the size of [lines, V]: one partial sum of dw per thread block.
-static size_t cuda_gated_norm_backward_scratch(size_t n, size_t heads, size_t V) {
-    return min_size(n * heads, GPU_NORM_BLOCKS) * V;
+// Returns the size of [lines, V], or with gate_first [lines, heads, V]: one partial sum of dw per thread block.
+static size_t cuda_gated_norm_backward_scratch(size_t n, size_t heads, size_t V, int gate_first) {
+    return gate_first ? min_size(n, GPU_NORM_BLOCKS) * heads * V : min_size(n * heads, GPU_NORM_BLOCKS) * V;
 }
 
-static size_t cuda_conv_backward_scratch(const DeltaShape *shape) {
-    return min_size(delta_rows(shape), GPU_CONV_LINES) * delta_channels(shape) * shape->taps;
+static size_t cuda_conv_backward_scratch(const DeltaShape *shape, int biased) {
+    return min_size(delta_rows(shape), GPU_CONV_LINES) * delta_channels(shape) * (shape->taps + (size_t)biased);
 }
 
 // Returns the size of [lines, NH]: one partial sum of dsinks per block of tokens.
@@ -65,6 +65,8 @@ static size_t gpu_delta_scratch(const DeltaShape *shape, int backward) {
 }
 static size_t cuda_delta_forward_scratch(const DeltaShape *shape) { return gpu_delta_scratch(shape, 0); }
 static size_t cuda_delta_backward_scratch(const DeltaShape *shape) { return gpu_delta_scratch(shape, 1); }
+static size_t cuda_ssd_forward_scratch(const DeltaShape *shape) { return gpu_delta_scratch(shape, 0); }
+static size_t cuda_ssd_backward_scratch(const DeltaShape *shape) { return gpu_delta_scratch(shape, 1); }
 
 // Returns into how many parts attention cuts a text's keys in decoding (cuda/attention_split.cuh); 0: this is no
 // decoding. It depends on the cache alone.

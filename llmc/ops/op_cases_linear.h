@@ -82,6 +82,7 @@ static const DeltaShape *shape_of(const LinearCase *l) { return check.on_referen
 
 static LinearCase linear_case(const OpShape *s) {
     LinearCase l = {s->delta, s->delta};
+    if (!s->delta.ssd) l.shape.most = l.sample.most = INFINITY;
     check_begin("%zu x %zu x %zu x %zu%s", s->n, l.shape.HV, l.shape.K, l.shape.V, s->documents ? " of documents" : "");
     l.shape.spans = l.sample.spans = usual_spans(s->n, s->n + CONV_TAPS_MAX, s->documents);
     return l;
@@ -102,9 +103,10 @@ static void case_conv_forward(const OpShape *s) {
     LinearCase l = linear_case(s);
     const Dim W = some_of(delta_channels(&l.shape), 256), row = conv_rows(&l, W), N = all_of(s->n);
     Tensor *x = tensor_in("x", N, row), *weight = tensor_in("weight", W, all_of(l.shape.taps));
+    Tensor *bias = s->bias ? tensor_in("bias", all_of(1), W) : NULL;
     Tensor *out = tensor_out("out", N, W), *columns = tensor_inout("columns", all_of(l.shape.taps - 1), W);
     if (s->delta.gates) (void)rounds_operands(); // B x
-    CHECK(conv_forward, of(out), of(columns), of(x), of(weight), shape_of(&l));
+    CHECK(conv_forward, of(out), of(columns), of(x), of(weight), of(bias), shape_of(&l));
     expect(out, 1, 1);
     expect(columns, 1, 0);
 }
@@ -128,14 +130,16 @@ static void case_conv_backward(const OpShape *s) {
     const Dim taps = all_of(l.shape.taps), before = all_of(l.shape.taps - 1);
     Tensor *x = tensor_in("x", N, row), *weight = tensor_in("weight", W, taps), *dout = tensor_in("dout", N, W);
     Tensor *columns = tensor_in("columns", before, W), *dx = tensor_inout("dx", N, row);
-    Tensor *dweight = tensor_sums("dweight", W, taps);
+    Tensor *dweight = tensor_sums("dweight", W, taps), *bias = s->bias ? tensor_in("bias", all_of(1), W) : NULL;
+    Tensor *dbias = s->bias ? tensor_sums("dbias", all_of(1), W) : NULL;
     Tensor *dcolumns = tensor_given(TENSOR_CHANGED, "dcolumns", summed, before, W, dcolumns_of(&l.shape, summed));
-    Tensor *scratch = tensor_scratch(SCRATCH_FOR(conv_backward, &l.shape));
+    Tensor *scratch = tensor_scratch(SCRATCH_FOR(conv_backward, &l.shape, s->bias));
     if (s->delta.gates) (void)rounds_operands();
-    CHECK(conv_backward, of(dx), of(dweight), of(dcolumns), of(dout), of(x), of(columns), of(weight), shape_of(&l),
-          of(scratch));
+    CHECK(conv_backward, of(dx), of(dweight), of(dbias), of(dcolumns), of(dout), of(x), of(columns), of(weight),
+          of(bias), shape_of(&l), of(scratch));
     expect(dx, 1, 1);
     expect(dweight, 1, sqrt((double)s->n));
+    expect(dbias, 1, sqrt((double)s->n));
     expect(dcolumns, 1, 1);
 }
 
@@ -180,6 +184,7 @@ static void delta_sample(DeltaCase *d, size_t key_heads) {
 static DeltaCase delta_begin(const OpShape *s, size_t key_heads, size_t columns) {
     DeltaCase d = {0};
     d.l = linear_case(s);
+    d.l.shape.ssd = d.l.sample.ssd = 0;
     const size_t HV = d.l.shape.HV;
     float *bias = (float *)check_allocate(HV * sizeof(float));
     void *elements = check_allocate(HV * sizeof(double));
@@ -227,14 +232,77 @@ static void case_delta_backward(const OpShape *s) {
     expect(dstate, DELTA_SLACK, 1);
 }
 
+// ---- Mamba-2's rule: as the delta rule's, with steps for a and rows v | k | q ---------------------------------------
+static void ssd_sample(DeltaCase *d, size_t key_heads) {
+    DeltaShape *const shape = &d->l.shape, *const sample = &d->l.sample;
+    const size_t HK = shape->HK, HV = shape->HV, K = shape->K, V = shape->V;
+    const Dim keys = some_of(HK, key_heads);
+    d->heads = columns_of(keys, HV / HK, 0, HV);
+    sample->HK = keys.count, sample->HV = d->heads.count, sample->V = d->values.count;
+    const size_t own_keys = keys.count * K, own_values = sample->HV * sample->V;
+    size_t *at = (size_t *)check_allocate(delta_channels(sample) * sizeof(size_t));
+    size_t *of_out = (size_t *)check_allocate(own_values * sizeof(size_t));
+    for (size_t i = 0; i < own_values; i++)
+        at[i] = of_out[i] = dim_at(d->heads, i / sample->V) * V + dim_at(d->values, i % sample->V);
+    for (size_t i = 0; i < 2 * own_keys; i++)
+        at[own_values + i] = HV * V + (i / own_keys * HK + dim_at(keys, i % own_keys / K)) * K + i % K;
+    d->x = dim_of(delta_channels(shape), delta_channels(sample), at), d->out = dim_of(HV * V, own_values, of_out);
+    d->keys = columns_of(d->heads, K, 0, HV * K), d->gates = part_of_row(d->heads, 8, HV + 8);
+    shape->stride = d->gates.size, sample->stride = d->gates.count;
+}
+
+static DeltaCase ssd_begin(const OpShape *s, size_t key_heads, size_t columns) {
+    DeltaCase d = {0};
+    d.l = linear_case(s);
+    d.l.shape.ssd = d.l.sample.ssd = 1;
+    d.N = all_of(s->n), d.values = some_of(d.l.shape.V, columns);
+    ssd_sample(&d, key_heads);
+    d.in = tensor_in("x", d.N, d.x), d.b = tensor_in("dt", d.N, d.gates);
+    d.A_log = tensor_in("A_log", all_of(1), d.heads), d.dt_bias = tensor_in("dt_bias", all_of(1), d.heads);
+    (void)rounds_operands();
+    return d;
+}
+
+static void case_ssd_forward(const OpShape *s) {
+    const DeltaCase d = ssd_begin(s, 2, 32);
+    Tensor *D = tensor_in("D", all_of(1), d.heads);
+    Tensor *out = tensor_out("out", d.N, d.out), *state = tensor_sums("state", d.keys, d.values);
+    Tensor *transfer = tensor_sums("transfer", all_of(1), d.heads);
+    Tensor *scratch = tensor_scratch(SCRATCH_FOR(ssd_forward, &d.l.shape));
+    CHECK(ssd_forward, of(out), of(state), of(transfer), of(d.in), own(d.b, d.gates), of(d.A_log), of(D), of(d.dt_bias),
+          shape_of(&d.l), of(scratch));
+    expect(out, DELTA_SLACK, 1); // terms of a sum over earlier tokens cancel
+    expect(state, DELTA_SLACK, 1);
+    expect(transfer, DELTA_SLACK, 0);
+}
+
+static void case_ssd_backward(const OpShape *s) {
+    const DeltaCase d = ssd_begin(s, s->n > 64 ? 1 : 2, 1024);
+    Tensor *D = tensor_in("D", all_of(1), d.heads);
+    Tensor *dout = tensor_in("dout", d.N, d.out), *dx = tensor_out("dx", d.N, d.x);
+    Tensor *ddt = tensor_inout("ddt", d.N, d.gates), *dA_log = tensor_sums("dA_log", all_of(1), d.heads);
+    Tensor *dD = tensor_sums("dD", all_of(1), d.heads), *ddt_bias = tensor_sums("ddt_bias", all_of(1), d.heads);
+    Tensor *state = tensor_make(TENSOR_READ, "state", check.ops->summed, d.keys, d.values);
+    Tensor *dstate = tensor_sums("dstate", d.keys, d.values);
+    Tensor *scratch = tensor_scratch(SCRATCH_FOR(ssd_backward, &d.l.shape));
+    CHECK(ssd_backward, of(dx), own(ddt, d.gates), of(dA_log), of(dD), of(ddt_bias), of(dstate), of(dout), of(d.in),
+          own(d.b, d.gates), of(d.A_log), of(D), of(d.dt_bias), of(state), shape_of(&d.l), of(scratch));
+    expect(dx, DELTA_SLACK, 1);
+    expect(ddt, DELTA_SLACK, 1);
+    expect(dA_log, DELTA_SLACK, sqrt((double)s->n));
+    expect(dD, DELTA_SLACK, sqrt((double)(s->n * d.l.shape.V)));
+    expect(ddt_bias, DELTA_SLACK, sqrt((double)s->n));
+    expect(dstate, DELTA_SLACK, 1);
+}
+
 // ---- the gated norm -------------------------------------------------------------------------------------------------
 static void case_gated_norm_forward(const OpShape *s) {
     const size_t HV = s->delta.HV, V = s->delta.V;
     check_begin("%zu x %zu x %zu", s->n, HV, V);
     const Dim N = some_of(s->n, 40), width = all_of(HV * V), row = part_of_row(width, 0, s->delta.stride);
-    Tensor *x = tensor_in("x", N, width), *z = tensor_in("z", N, row), *w = tensor_in("w", all_of(1), all_of(V));
-    Tensor *out = tensor_out("out", N, width);
-    CHECK(gated_norm_forward, of(out), of(x), of(z), of(w), len(N), HV, V, len(row), s->norm.eps);
+    Tensor *x = tensor_in("x", N, width), *z = tensor_in("z", N, row), *out = tensor_out("out", N, width);
+    Tensor *w = tensor_in("w", all_of(1), all_of(s->back ? HV * V : V));
+    CHECK(gated_norm_forward, of(out), of(x), of(z), of(w), len(N), HV, V, len(row), s->back, s->norm.eps);
     expect(out, 1, 0);
 }
 
@@ -242,11 +310,12 @@ static void case_gated_norm_backward(const OpShape *s) {
     const size_t HV = s->delta.HV, V = s->delta.V;
     check_begin("%zu x %zu x %zu", s->n, HV, V);
     const Dim N = all_of(s->n), width = all_of(HV * V), row = part_of_row(width, 0, s->delta.stride), one = all_of(1);
-    Tensor *x = tensor_in("x", N, width), *z = tensor_in("z", N, row), *w = tensor_in("w", one, all_of(V));
-    Tensor *dout = tensor_in("dout", N, width), *dx = tensor_out("dx", N, width), *dz = tensor_inout("dz", N, row);
-    Tensor *dw = tensor_sums("dw", one, all_of(V));
-    Tensor *scratch = tensor_scratch(SCRATCH_FOR(gated_norm_backward, s->n, HV, V));
-    CHECK(gated_norm_backward, of(dx), of(dz), of(dw), of(dout), of(x), of(z), of(w), len(N), HV, V, len(row),
+    Tensor *x = tensor_in("x", N, width), *z = tensor_in("z", N, row), *dout = tensor_in("dout", N, width);
+    const Dim weights = all_of(s->back ? HV * V : V);
+    Tensor *w = tensor_in("w", one, weights), *dx = tensor_out("dx", N, width), *dz = tensor_inout("dz", N, row);
+    Tensor *dw = tensor_sums("dw", one, weights);
+    Tensor *scratch = tensor_scratch(SCRATCH_FOR(gated_norm_backward, s->n, HV, V, s->back));
+    CHECK(gated_norm_backward, of(dx), of(dz), of(dw), of(dout), of(x), of(z), of(w), len(N), HV, V, len(row), s->back,
           s->norm.eps, of(scratch));
     expect(dx, 1, V < 3 ? 5 : 1); // in rows of one or two elements the terms cancel
     expect(dz, 1, 1);
@@ -254,23 +323,27 @@ static void case_gated_norm_backward(const OpShape *s) {
 }
 
 // ---- transfer of a state by a range of tokens: three value heads of an odd width -----------------------------------
-static const DeltaShape odd_shape = {{NULL, 0, 0, 0}, 1, 3, 37, 130, 4, 0, 0, 0, 0};
+static const DeltaShape odd_shape = {.HK = 1, .HV = 3, .K = 37, .V = 130, .taps = 4};
 
 static void case_transfer_begin(const OpShape *s) {
-    (void)s;
-    check_begin("%zu x %zu x %zu", odd_shape.HV, odd_shape.K, odd_shape.K);
-    Tensor *transfer = tensor_found("transfer", all_of(odd_shape.HV * odd_shape.K), all_of(odd_shape.K));
-    CHECK(transfer_begin, of(transfer), &odd_shape);
+    DeltaShape shape = odd_shape;
+    shape.ssd = s->delta.ssd;
+    check_begin("%zu heads of %zu", shape.HV, delta_transfer_elements(&shape) / shape.HV);
+    Tensor *transfer = tensor_found("transfer", all_of(shape.HV), all_of(delta_transfer_elements(&shape) / shape.HV));
+    CHECK(transfer_begin, of(transfer), &shape);
     expect(transfer, 1, 0);
 }
 
 static void case_state_combine(const OpShape *s) {
     const Dim rows = all_of(odd_shape.HV * odd_shape.K), K = all_of(odd_shape.K), V = all_of(odd_shape.V);
+    DeltaShape shape = odd_shape;
+    shape.ssd = s->delta.ssd;
     check_begin("%zu x %zu x %zu%s", odd_shape.HV, K.size, V.size, s->back ? " transposed" : "");
-    Tensor *transfer = tensor_make(TENSOR_READ, "transfer", check.ops->summed, rows, K);
+    Tensor *transfer = tensor_make(TENSOR_READ, "transfer", check.ops->summed, shape.ssd ? all_of(shape.HV) : rows,
+                                   shape.ssd ? all_of(1) : K);
     Tensor *before = tensor_make(TENSOR_READ, "before", check.ops->summed, rows, V);
     Tensor *state = tensor_sums("state", rows, V);
-    CHECK(state_combine, of(state), of(transfer), of(before), s->back, &odd_shape);
+    CHECK(state_combine, of(state), of(transfer), of(before), s->back, &shape);
     expect(state, 1, sqrt((double)K.size));
 }
 

@@ -252,32 +252,35 @@ OP(void, sums_add, (Summed *sums, const Stored *in, size_t count), (sums, in, co
 // With slot_tokens 0 only the first span of a call may continue a document, and the state after the last span is
 // stored. out[n,W] = silu(sum over j < taps of weight[W,taps][.,j] x[t - (taps - 1) + j]), x is 0 before a document;
 // columns [slots,taps-1,W]: x of the last tokens before a span. Rows of x are shape->stride apart. With shape->gates a row
-// of x is B | C | x: out = C (sum of weight (B x)), and columns hold B x, rounded
-OP(void, conv_forward, (Stored *out, Stored *columns, const Stored *x, const Stored *weight, const DeltaShape *shape),
-   (out, columns, x, weight, shape),
+// of x is B | C | x: out = C (sum of weight (B x)), and columns hold B x, rounded. bias[W] is added to
+// the sum, may be NULL
+OP(void, conv_forward, (Stored *out, Stored *columns, const Stored *x, const Stored *weight, const Stored *bias,
+                        const DeltaShape *shape),
+   (out, columns, x, weight, bias, shape),
    TENSOR(out, delta_rows(shape) * delta_channels(shape), STORED)
    TENSOR(columns, delta_slots(shape) * (shape->taps - 1) * delta_channels(shape), STORED)
    TENSOR(x, strided(delta_rows(shape), conv_width(shape), shape->stride), STORED)
-   TENSOR(weight, delta_channels(shape) * shape->taps, STORED)
+   TENSOR(weight, delta_channels(shape) * shape->taps, STORED) TENSOR(bias, delta_channels(shape), STORED)
    COUNT(dry_move(delta_rows(shape) * (delta_channels(shape) + conv_width(shape)), STORED)))
-// dx (rows shape->stride apart) overwritten; dweight[W,taps] += (may be NULL). columns: as before forward. dcolumns
+// dx (rows shape->stride apart) overwritten; dweight[W,taps], dbias[W] += (may be NULL). columns: as before forward. dcolumns
 // [taps-1,W]: in, the gradients that later calls have for x of this call's last taps - 1 tokens, 0 if they belong to
 // another document; if the call has fewer rows, the first ones are for tokens before the call. Out, the gradients for
 // the taps - 1 tokens before this call, 0 if the first span begins its document. slot_tokens is 0. With gates dx has the
 // gradients of B | C | x, and dcolumns are gradients of B x
-OP(void, conv_backward, (Stored *dx, Summed *dweight, Summed *dcolumns, const Stored *dout, const Stored *x,
-                         const Stored *columns, const Stored *weight, const DeltaShape *shape, Summed *scratch),
-   (dx, dweight, dcolumns, dout, x, columns, weight, shape, scratch),
+OP(void, conv_backward, (Stored *dx, Summed *dweight, Summed *dbias, Summed *dcolumns, const Stored *dout,
+                         const Stored *x, const Stored *columns, const Stored *weight, const Stored *bias,
+                         const DeltaShape *shape, Summed *scratch),
+   (dx, dweight, dbias, dcolumns, dout, x, columns, weight, bias, shape, scratch),
    TENSOR(dx, strided(delta_rows(shape), conv_width(shape), shape->stride), STORED)
-   TENSOR(dweight, delta_channels(shape) * shape->taps, SUMMED)
+   TENSOR(dweight, delta_channels(shape) * shape->taps, SUMMED) TENSOR(dbias, delta_channels(shape), SUMMED)
    TENSOR(dcolumns, (shape->taps - 1) * delta_channels(shape), SUMMED)
    TENSOR(dout, delta_rows(shape) * delta_channels(shape), STORED)
    TENSOR(x, strided(delta_rows(shape), conv_width(shape), shape->stride), STORED)
    TENSOR(columns, (shape->taps - 1) * delta_channels(shape), STORED)
-   TENSOR(weight, delta_channels(shape) * shape->taps, STORED)
-   TENSOR(scratch, OPS->conv_backward_scratch(shape), SUMMED)
+   TENSOR(weight, delta_channels(shape) * shape->taps, STORED) TENSOR(bias, delta_channels(shape), STORED)
+   TENSOR(scratch, OPS->conv_backward_scratch(shape, bias != NULL), SUMMED)
    COUNT(dry_move(2 * delta_rows(shape) * (delta_channels(shape) + conv_width(shape)), STORED)))
-OP_SCRATCH(conv_backward_scratch, (const DeltaShape *shape), (shape))
+OP_SCRATCH(conv_backward_scratch, (const DeltaShape *shape, int biased), (shape, biased))
 
 // The gated delta rule. x[n,W]: q, k, v after the convolution; b, a: rows of HV elements, shape->stride apart. Each
 // head's q and k are divided by sqrt(sum of squares + 1e-6), q also by sqrt(K). With beta = 1 / (1 + exp(-b)), or twice
@@ -322,12 +325,53 @@ OP(void, delta_backward, (Stored *dx, Stored *db, Stored *da, Summed *dA_log, Su
 // never decreases with more rows: plans rely on it
 OP_SCRATCH(delta_forward_scratch, (const DeltaShape *shape), (shape))
 OP_SCRATCH(delta_backward_scratch, (const DeltaShape *shape), (shape))
-// transfer[HV,K,K] = identity matrices; delta_forward turns them into the transfer of a range of tokens
+
+// Mamba-2's rule (shape->ssd). x[n,W]: v[HV,V], k[HK,K], q[HK,K] after the convolution; dt: rows of HV elements,
+// shape->stride apart. With step = min(max(log(1 + exp(dt + dt_bias)), shape->least), shape->most) and decay =
+// exp(-exp(A_log) step), at each token and value head
+//         S = decay S + k (step v)^T;  out = S^T q + D v
+// state, transfer and NULL as in delta_forward, but a head's T is one number: transfer[HV]. A_log, D, dt_bias [HV]
+OP(void, ssd_forward, (Stored *out, Summed *state, Summed *transfer, const Stored *x, const Stored *dt,
+                       const Stored *A_log, const Stored *D, const Stored *dt_bias, const DeltaShape *shape,
+                       Summed *scratch),
+   (out, state, transfer, x, dt, A_log, D, dt_bias, shape, scratch),
+   TENSOR(out, delta_rows(shape) * shape->HV * shape->V, STORED)
+   TENSOR(state, delta_slots(shape) * delta_state_elements(shape), SUMMED)
+   TENSOR(transfer, delta_transfer_elements(shape), SUMMED)
+   TENSOR(x, delta_rows(shape) * delta_channels(shape), STORED)
+   TENSOR(dt, strided(delta_rows(shape), shape->HV, shape->stride), STORED)
+   TENSOR(A_log, shape->HV, STORED) TENSOR(D, shape->HV, STORED) TENSOR(dt_bias, shape->HV, STORED)
+   TENSOR(scratch, OPS->ssd_forward_scratch(shape), SUMMED)
+   COUNT(dry_delta(shape, out ? DELTA_FORWARD : DELTA_STATE, transfer != NULL)))
+// As delta_backward: dstate in and out, dx[n,W] and ddt (rows shape->stride apart) overwritten, dA_log, dD, ddt_bias +=
+// (may be NULL). A step at a bound passes no gradient to dt. With dx NULL only dstate is computed; ddt, dA_log, dD,
+// ddt_bias and state are then NULL, too
+OP(void, ssd_backward, (Stored *dx, Stored *ddt, Summed *dA_log, Summed *dD, Summed *ddt_bias, Summed *dstate,
+                        const Stored *dout, const Stored *x, const Stored *dt, const Stored *A_log, const Stored *D,
+                        const Stored *dt_bias, const Summed *state, const DeltaShape *shape, Summed *scratch),
+   (dx, ddt, dA_log, dD, ddt_bias, dstate, dout, x, dt, A_log, D, dt_bias, state, shape, scratch),
+   TENSOR(dx, delta_rows(shape) * delta_channels(shape), STORED)
+   TENSOR(ddt, strided(delta_rows(shape), shape->HV, shape->stride), STORED)
+   TENSOR(dA_log, shape->HV, SUMMED) TENSOR(dD, shape->HV, SUMMED) TENSOR(ddt_bias, shape->HV, SUMMED)
+   TENSOR(dstate, delta_state_elements(shape), SUMMED)
+   TENSOR(dout, delta_rows(shape) * shape->HV * shape->V, STORED)
+   TENSOR(x, delta_rows(shape) * delta_channels(shape), STORED)
+   TENSOR(dt, strided(delta_rows(shape), shape->HV, shape->stride), STORED)
+   TENSOR(A_log, shape->HV, STORED) TENSOR(D, shape->HV, STORED) TENSOR(dt_bias, shape->HV, STORED)
+   TENSOR(state, delta_state_elements(shape), SUMMED)
+   TENSOR(scratch, OPS->ssd_backward_scratch(shape), SUMMED)
+   COUNT(dry_delta(shape, dx ? DELTA_BACKWARD : DELTA_STATE_BACKWARD, 0)))
+// never decreases with more rows
+OP_SCRATCH(ssd_forward_scratch, (const DeltaShape *shape), (shape))
+OP_SCRATCH(ssd_backward_scratch, (const DeltaShape *shape), (shape))
+
+// transfer[HV,K,K] = identity matrices, or with shape->ssd transfer[HV] = 1; delta_forward or ssd_forward turns them into
+// the transfer of a range of tokens
 OP(void, transfer_begin, (Summed *transfer, const DeltaShape *shape), (transfer, shape),
    TENSOR(transfer, delta_transfer_elements(shape), SUMMED) COUNT(dry_move(delta_transfer_elements(shape), SUMMED)))
 // state[HV,K,V] += T before[HV,K,V], with each head's T = transfer[K,K]. state: in, the state after a range that began
 // at zeros; out, after the range began at `before`. back: uses T^T, which takes gradients from a range's end to its
-// start. Spans and slots are ignored
+// start. With shape->ssd T is transfer[head]. Spans and slots are ignored
 OP(void, state_combine, (Summed *state, const Summed *transfer, const Summed *before, int back,
                          const DeltaShape *shape),
    (state, transfer, before, back, shape),
@@ -335,22 +379,24 @@ OP(void, state_combine, (Summed *state, const Summed *transfer, const Summed *be
    TENSOR(before, delta_state_elements(shape), SUMMED) COUNT(dry_combine(shape)))
 
 // out[n,heads,V] = w[V] xhat silu(z), xhat = x / sqrt(mean(x^2) + eps) of each head; rows of z are stride apart. out
-// may be x
+// may be x. gate_first (Mamba-2): out = w[heads,V] xhat with xhat of x silu(z)
 OP(void, gated_norm_forward, (Stored *out, const Stored *x, const Stored *z, const Stored *w, size_t n, size_t heads,
-                              size_t V, size_t stride, double eps),
-   (out, x, z, w, n, heads, V, stride, eps),
+                              size_t V, size_t stride, int gate_first, double eps),
+   (out, x, z, w, n, heads, V, stride, gate_first, eps),
    TENSOR(out, n * heads * V, STORED) TENSOR(x, n * heads * V, STORED) TENSOR(z, strided(n, heads * V, stride), STORED)
-   TENSOR(w, V, STORED) COUNT(dry_move(3 * n * heads * V, STORED)))
-// dx may be dout; dz: rows stride apart, NULL: not computed; dw[V] += (may be NULL)
+   TENSOR(w, gate_first ? heads * V : V, STORED) COUNT(dry_move(3 * n * heads * V, STORED)))
+// dx may be dout; dz: rows stride apart, NULL: not computed; dw += (may be NULL), of the size of w
 OP(void, gated_norm_backward, (Stored *dx, Stored *dz, Summed *dw, const Stored *dout, const Stored *x, const Stored *z,
-                               const Stored *w, size_t n, size_t heads, size_t V, size_t stride, double eps,
-                               Summed *scratch),
-   (dx, dz, dw, dout, x, z, w, n, heads, V, stride, eps, scratch),
-   TENSOR(dx, n * heads * V, STORED) TENSOR(dz, strided(n, heads * V, stride), STORED) TENSOR(dw, V, SUMMED)
+                               const Stored *w, size_t n, size_t heads, size_t V, size_t stride, int gate_first,
+                               double eps, Summed *scratch),
+   (dx, dz, dw, dout, x, z, w, n, heads, V, stride, gate_first, eps, scratch),
+   TENSOR(dx, n * heads * V, STORED) TENSOR(dz, strided(n, heads * V, stride), STORED)
+   TENSOR(dw, gate_first ? heads * V : V, SUMMED)
    TENSOR(dout, n * heads * V, STORED) TENSOR(x, n * heads * V, STORED) TENSOR(z, strided(n, heads * V, stride), STORED)
-   TENSOR(w, V, STORED) TENSOR(scratch, OPS->gated_norm_backward_scratch(n, heads, V), SUMMED)
+   TENSOR(w, gate_first ? heads * V : V, STORED)
+   TENSOR(scratch, OPS->gated_norm_backward_scratch(n, heads, V, gate_first), SUMMED)
    COUNT(dry_move(5 * n * heads * V, STORED)))
-OP_SCRATCH(gated_norm_backward_scratch, (size_t n, size_t heads, size_t V), (n, heads, V))
+OP_SCRATCH(gated_norm_backward_scratch, (size_t n, size_t heads, size_t V, int gate_first), (n, heads, V, gate_first))
 
 // ---- attention of one chunk's queries over their documents' keys ---------------------------------------------------
 // q, out [n,NH,HD] and lse [n,NH], n = spans_rows(spans); k, v [.,NKV,HD] start at token 0 of the sequence. out =

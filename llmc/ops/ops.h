@@ -97,7 +97,8 @@ static size_t attention_rows(const AttentionShape *shape) { return spans_rows(sh
 
 // Layers of linear attention (Gated DeltaNet, arXiv 2412.06464) on the tokens of spans. A row of the projection is
 // q[HK,K] | k[HK,K] | v[HV,V] | z[HV,V] | b[HV] | a[HV]; the W = 2 HK K + HV V channels q, k, v pass through the
-// convolution. A document's state is all that its next span needs of earlier tokens. A short convolution alone (LFM2) has
+// convolution. Mamba-2 (arXiv 2405.21060): z[HV,V] | v[HV,V] | k[HK,K] | q[HK,K] | dt[HV], with x, B, C for v, k, q. A
+// document's state is all that its next span needs of earlier tokens. A short convolution alone (LFM2) has
 // gates: a row of the projection is B[W] | C[W] | x[W], the convolution's input is B x, and C multiplies its output in
 // place of SiLU.
 typedef struct {
@@ -109,6 +110,8 @@ typedef struct {
                          // slot_tokens, (i + 1) slot_tokens)
     int gates;           // 1: a short convolution alone
     int doubled;         // 1: the rule's beta is 2 s(b), so a token may change a state's sign; 0: s(b)
+    int ssd;             // 1: Mamba-2's rule (ssd_forward), whose transfer is a number for each head
+    double least, most;  // bounds of Mamba-2's time steps
 } DeltaShape;
 
 enum { CONV_TAPS_MAX = 8, DELTA_BLOCK = 64 }; // DELTA_BLOCK: tokens of a block of the chunked form, for counting FLOPs
@@ -118,7 +121,9 @@ static size_t delta_channels(const DeltaShape *shape) { return 2 * shape->HK * s
 static size_t conv_width(const DeltaShape *shape) { return (shape->gates ? 3 : 1) * delta_channels(shape); }
 static size_t delta_rows(const DeltaShape *shape) { return spans_rows(shape->spans); }
 static size_t delta_state_elements(const DeltaShape *shape) { return shape->HV * shape->K * shape->V; }
-static size_t delta_transfer_elements(const DeltaShape *shape) { return shape->HV * shape->K * shape->K; }
+static size_t delta_transfer_elements(const DeltaShape *shape) {
+    return shape->ssd ? shape->HV : shape->HV * shape->K * shape->K;
+}
 
 typedef enum { DELTA_FORWARD, DELTA_STATE, DELTA_BACKWARD, DELTA_STATE_BACKWARD, DELTA_TRANSFER } DeltaWork;
 
@@ -126,11 +131,17 @@ typedef enum { DELTA_FORWARD, DELTA_STATE, DELTA_BACKWARD, DELTA_STATE_BACKWARD,
 // transfer. A multiply-add is two FLOPs; triangular products count half. Forward in blocks of B tokens, each key head:
 // k k^T and q k^T, B K each; each value head: k S, q S and k^T u, 2 K V each, the system for u and q k^T u, B V each.
 // The state alone needs no q. Backward recomputes each block's state and u, then k k^T and q k^T, and does two products
-// for each product of forward. dstate alone costs as much as forward. A transfer: k T, k^T u and its system.
+// for each product of forward. dstate alone costs as much as forward. A transfer: k T, k^T u and its system. Mamba-2 has
+// no system, no k k^T and no k S: q k^T, q S, k^T u and q k^T u. Its state alone, and dstate alone, is one product.
 static double delta_flops(const DeltaShape *shape, DeltaWork work) {
     const double B = DELTA_BLOCK, K = (double)shape->K, V = (double)shape->V;
     const double keys = (double)shape->HK * B * K, values = (double)shape->HV * B * V;
     const double states = 2 * (double)shape->HV * K * V;
+    if (shape->ssd)
+        return work == DELTA_FORWARD    ? keys + values + 2 * states
+               : work == DELTA_BACKWARD ? 3 * keys + 2 * values + 5 * states
+               : work == DELTA_TRANSFER ? 0
+                                        : states;
     switch (work) {
     case DELTA_STATE: return keys + values + 2 * states;
     case DELTA_BACKWARD: return 7 * keys + 5 * values + 8 * states;
@@ -177,8 +188,14 @@ typedef struct {
 } Rotation;
 
 // SwiGLU: silu(gate) up; GELU by tanh: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))); GeGLU: gelu(gate) up; CLAMPED
-// (gpt-oss): g (u + 1) / (1 + exp(-alpha g)), g = min(gate, limit), u = min(max(up, -limit), limit)
-typedef enum { ACTIVATION_SWIGLU, ACTIVATION_GELU, ACTIVATION_GEGLU, ACTIVATION_CLAMPED } ActivationKind;
+// (gpt-oss): g (u + 1) / (1 + exp(-alpha g)), g = min(gate, limit), u = min(max(up, -limit), limit); RELU2: max(x, 0)^2
+typedef enum {
+    ACTIVATION_SWIGLU,
+    ACTIVATION_GELU,
+    ACTIVATION_GEGLU,
+    ACTIVATION_CLAMPED,
+    ACTIVATION_RELU2
+} ActivationKind;
 
 typedef struct {
     ActivationKind kind;
@@ -186,7 +203,8 @@ typedef struct {
 } Activation;
 
 // Returns the elements of an input row: gate and up, or only FF.
-static size_t activation_width(ActivationKind kind, size_t FF) { return kind == ACTIVATION_GELU ? FF : 2 * FF; }
+static int activation_gates(ActivationKind kind) { return kind != ACTIVATION_GELU && kind != ACTIVATION_RELU2; }
+static size_t activation_width(ActivationKind kind, size_t FF) { return activation_gates(kind) ? 2 * FF : FF; }
 
 // Experts (a mixture): E experts, k for each token. A router gives a token logits z[E], from which its k experts and
 // their weights follow (facts: the models' own code). A route is a token's k experts, in falling order of their scores.

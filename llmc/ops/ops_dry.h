@@ -80,7 +80,8 @@ static void dry_activation(Activation activation, int backward) {
     static const char *const names[][2] = {{"swiglu_forward", "swiglu_backward"},
                                            {"gelu_forward", "gelu_backward"},
                                            {"geglu_forward", "geglu_backward"},
-                                           {"clamped_forward", "clamped_backward"}};
+                                           {"clamped_forward", "clamped_backward"},
+                                           {"relu2_forward", "relu2_backward"}};
     dry.op = names[activation.kind][backward];
 }
 
@@ -249,16 +250,16 @@ static void dry_delta(const DeltaShape *shape, DeltaWork work, int transfer) {
     const double n = (double)delta_rows(shape), elements = (double)(delta_channels(shape) + shape->HV * shape->V);
     double flops = n * delta_flops(shape, work);
     if (transfer) flops += n * delta_flops(shape, DELTA_TRANSFER);
-    if (work == DELTA_STATE) dry.op = "delta_state";
-    if (work == DELTA_STATE_BACKWARD) dry.op = "delta_state_backward";
+    if (work == DELTA_STATE) dry.op = shape->ssd ? "ssd_state" : "delta_state";
+    if (work == DELTA_STATE_BACKWARD) dry.op = shape->ssd ? "ssd_state_backward" : "delta_state_backward";
     dry.counts.flops += dry.factor * flops, dry.counts.delta += dry.factor * flops;
     dry.counts.moved += dry.factor * n * elements * (double)dry.stored * (work == DELTA_BACKWARD ? 3 : 1);
     dry.counts.launches += dry.factor * launches[work];
 }
 
-// Counts a product [K,K] [K,V] for each value head.
+// Counts a product [K,K] [K,V] for each value head, or a number times [K,V].
 static void dry_combine(const DeltaShape *shape) {
-    const double flops = 2 * (double)shape->K * (double)delta_state_elements(shape);
+    const double flops = 2 * (shape->ssd ? 1 : (double)shape->K) * (double)delta_state_elements(shape);
     dry.counts.flops += dry.factor * flops, dry.counts.delta += dry.factor * flops;
     dry_move(delta_transfer_elements(shape) + 3 * delta_state_elements(shape), dry.summed);
 }

@@ -363,7 +363,7 @@ static ReferenceGated reference_gated(const double *in, Activation a, size_t i, 
     if (a.kind == ACTIVATION_SWIGLU || a.kind == ACTIVATION_GEGLU)
         x.gate_at = i + i / FF * FF, x.up_at = x.gate_at + FF;
     x.gate = in[x.gate_at];
-    if (a.kind != ACTIVATION_GELU) x.up = in[x.up_at];
+    if (activation_gates(a.kind)) x.up = in[x.up_at];
     return x;
 }
 
@@ -375,6 +375,7 @@ static void reference_activation_forward(double *out, const double *in, Activati
         const double g = clamped_to(x.gate, -INFINITY, a.limit), u = clamped_to(x.up, -a.limit, a.limit);
         out[i] = a.kind == ACTIVATION_CLAMPED  ? g * logistic(a.alpha * g) * (u + 1.0)
                  : a.kind == ACTIVATION_SWIGLU ? silu_of(x.gate) * x.up
+                 : a.kind == ACTIVATION_RELU2  ? fmax(x.gate, 0.0) * fmax(x.gate, 0.0)
                                                : gelu_of(x.gate) * x.up;
     }
 }
@@ -391,8 +392,9 @@ static void reference_activation_backward(double *din, const double *dout, const
             continue;
         }
         const int silu = a.kind == ACTIVATION_SWIGLU;
-        din[x.gate_at] = dout[i] * x.up * (silu ? silu_slope(x.gate) : gelu_slope(x.gate));
-        if (a.kind != ACTIVATION_GELU) din[x.up_at] = dout[i] * (silu ? silu_of(x.gate) : gelu_of(x.gate));
+        din[x.gate_at] = a.kind == ACTIVATION_RELU2 ? dout[i] * 2.0 * fmax(x.gate, 0.0)
+                                                    : dout[i] * x.up * (silu ? silu_slope(x.gate) : gelu_slope(x.gate));
+        if (activation_gates(a.kind)) din[x.up_at] = dout[i] * (silu ? silu_of(x.gate) : gelu_of(x.gate));
     }
 }
 
@@ -491,7 +493,7 @@ static void reference_widen(double *out, const double *in, size_t count) {
 
 // ---- states of linear attention between ranks -----------------------------------------------------------------------
 static void reference_transfer_begin(double *transfer, const DeltaShape *shape) {
-    const size_t K = shape->K;
+    const size_t K = shape->ssd ? 1 : shape->K;
     for (size_t i = 0; i < shape->HV * K * K; i++) transfer[i] = i % K == i / K % K;
 }
 
@@ -501,8 +503,11 @@ static void reference_state_combine(double *state, const double *transfer, const
     for (size_t head = 0; head < shape->HV; head++)
         for (size_t i = 0; i < K * V; i++)
             for (size_t k = 0; k < K; k++)
-                state[head * K * V + i] += transfer[(head * K + (back ? k : i / V)) * K + (back ? i / V : k)] *
-                                           before[(head * K + k) * V + i % V];
+                if (shape->ssd)
+                    state[head * K * V + i] += k ? 0.0 : transfer[head] * before[head * K * V + i];
+                else
+                    state[head * K * V + i] += transfer[(head * K + (back ? k : i / V)) * K + (back ? i / V : k)] *
+                                               before[(head * K + k) * V + i % V];
 }
 
 static void reference_gradient_add(double *gradient, DType type, const double *in, size_t count) {

@@ -72,9 +72,9 @@ static double conv_element(const double *row, const DeltaShape *shape, ptrdiff_t
 }
 
 // Returns the convolution's sum: channel c at token t of a span.
-static double conv_of(const double *x, const double *columns, const double *weight, const DeltaShape *shape,
-                      const Span *span, size_t t, size_t c) {
-    double sum = 0.0;
+static double conv_of(const double *x, const double *columns, const double *weight, const double *bias,
+                      const DeltaShape *shape, const Span *span, size_t t, size_t c) {
+    double sum = bias ? bias[c] : 0.0;
     for (size_t j = 0; j < shape->taps; j++) {
         const ptrdiff_t from = (ptrdiff_t)(t + j + 1) - (ptrdiff_t)shape->taps;
         const double *row = conv_token(x, columns, shape, span, from);
@@ -84,7 +84,7 @@ static double conv_of(const double *x, const double *columns, const double *weig
 }
 
 static void reference_conv_forward(double *out, double *columns, const double *x, const double *weight,
-                                   const DeltaShape *shape) {
+                                   const double *bias, const DeltaShape *shape) {
     const size_t W = delta_channels(shape), taps = shape->taps;
     for (size_t s = 0; s < shape->spans.count; s++) {
         const Span *span = &shape->spans.span[s];
@@ -92,7 +92,7 @@ static void reference_conv_forward(double *out, double *columns, const double *x
         double *const own = columns + delta_slot(shape, span) * (taps - 1) * W;
         for (size_t t = 0; t < n; t++)
             for (size_t c = 0; c < W; c++) {
-                const double sum = conv_of(x, own, weight, shape, span, t, c),
+                const double sum = conv_of(x, own, weight, bias, shape, span, t, c),
                              *row = x + (span->row + t) * shape->stride;
                 out[(span->row + t) * W + c] = shape->gates ? row[W + c] * sum : silu_of(sum);
             }
@@ -104,9 +104,9 @@ static void reference_conv_forward(double *out, double *columns, const double *x
     }
 }
 
-static void reference_conv_backward(double *dx, double *dweight, double *dcolumns, const double *dout, const double *x,
-                                    const double *columns, const double *weight, const DeltaShape *shape,
-                                    void *scratch) {
+static void reference_conv_backward(double *dx, double *dweight, double *dbias, double *dcolumns, const double *dout,
+                                    const double *x, const double *columns, const double *weight, const double *bias,
+                                    const DeltaShape *shape, void *scratch) {
     const size_t W = delta_channels(shape), taps = shape->taps, n = delta_rows(shape);
     const Span *const first = shape->spans.span;
     // gradients of the taps - 1 tokens before the call, then of the call's own tokens
@@ -116,10 +116,11 @@ static void reference_conv_backward(double *dx, double *dweight, double *dcolumn
     for (size_t s = 0; s < shape->spans.count; s++)
         for (size_t t = 0; t < first[s].end - first[s].begin; t++)
             for (size_t c = 0; c < W; c++) {
-                const double sum = conv_of(x, columns, weight, shape, &first[s], t, c);
+                const double sum = conv_of(x, columns, weight, bias, shape, &first[s], t, c);
                 const size_t own = first[s].row + t, gate = own * shape->stride + W + c;
                 const double dsum = dout[own * W + c] * (shape->gates ? x[gate] : silu_slope(sum));
                 if (shape->gates) dx[gate] = dout[own * W + c] * sum;
+                if (dbias) dbias[c] += dsum;
                 for (size_t j = 0; j < taps; j++) {
                     const ptrdiff_t from = (ptrdiff_t)(t + j + 1) - (ptrdiff_t)taps;
                     const double *row = conv_token(x, columns, shape, &first[s], from);
@@ -303,37 +304,166 @@ static void reference_delta_backward(double *dx, double *db, double *da, double 
     free(before), free(dqk), free(dS);
 }
 
+// ---- linear attention: Mamba-2's rule, token by token ---------------------------------------------------------------
+// A token's row for one value head
+typedef struct {
+    size_t q, k, v;           // the row's first elements in x
+    double step, decay, rate; // rate: exp(A_log)
+    double slope;             // d step / d (dt + dt_bias)
+    int begins;               // 1: the token begins a document
+} SsdRow;
+
+// Makes a value head's rows of a call. The caller frees them.
+static SsdRow *ssd_rows_of(const double *dt, double A_log, double dt_bias, const DeltaShape *shape, size_t head) {
+    const size_t K = shape->K, key = head / (shape->HV / shape->HK), k = shape->HV * shape->V + key * K;
+    SsdRow *rows = (SsdRow *)checked_calloc(delta_rows(shape), sizeof(SsdRow), "rows of Mamba-2's rule");
+    for (size_t s = 0; s < shape->spans.count; s++) {
+        const Span *span = &shape->spans.span[s];
+        for (size_t t = span->row; t < span->row + span->end - span->begin; t++) {
+            const double input = dt[t * shape->stride + head] + dt_bias;
+            const double free = fmax(input, 0.0) + log1p(exp(-fabs(input)));
+            const size_t row = t * delta_channels(shape);
+            const SsdRow made = {row + k + shape->HK * K,
+                                 row + k,
+                                 row + head * shape->V,
+                                 fmin(fmax(free, shape->least), shape->most),
+                                 0.0,
+                                 exp(A_log),
+                                 free < shape->least || free > shape->most ? 0.0 : logistic(input),
+                                 t == span->row && span->begin == span->document};
+            rows[t] = made, rows[t].decay = exp(-made.rate * made.step);
+        }
+    }
+    return rows;
+}
+
+static void reference_ssd_forward(double *out, double *state, double *transfer, const double *x, const double *dt,
+                                  const double *A_log, const double *D, const double *dt_bias, const DeltaShape *shape,
+                                  void *scratch) {
+    const size_t HV = shape->HV, K = shape->K, V = shape->V;
+    (void)scratch;
+    for (size_t head = 0; head < HV; head++) {
+        SsdRow *rows = ssd_rows_of(dt, A_log[head], dt_bias[head], shape, head);
+        for (size_t s = 0; s < shape->spans.count; s++) {
+            const Span *span = &shape->spans.span[s];
+            double *const S = state + (delta_slot(shape, span) * HV + head) * K * V;
+            for (size_t t = span->row; t < span->row + span->end - span->begin; t++) {
+                const double decay = rows[t].begins ? 0.0 : rows[t].decay, *v = x + rows[t].v;
+                if (rows[t].begins) memset(S, 0, K * V * sizeof(double));
+                for (size_t i = 0; i < K * V; i++) S[i] = decay * S[i] + x[rows[t].k + i / V] * rows[t].step * v[i % V];
+                if (transfer) transfer[head] *= decay;
+                for (size_t j = 0; j < V && out; j++) {
+                    double sum = D[head] * v[j];
+                    for (size_t i = 0; i < K; i++) sum += S[i * V + j] * x[rows[t].q + i];
+                    out[(t * HV + head) * V + j] = sum;
+                }
+            }
+        }
+        free(rows);
+    }
+}
+
+// Runs column j of a head's state backward. before[n,K]: the column before each token; dS[K]: in and out; dstep[n],
+// dlog[n]: gradients of steps and of log decays, added to
+static void ssd_column_back(double *dx, double *dstep, double *dlog, double *dS, const SsdRow *rows,
+                            const double *before, const double *x, const double *d, size_t step, double D, size_t n,
+                            size_t K, size_t j) {
+    for (size_t t = n; t-- > 0;) {
+        const SsdRow *row = &rows[t];
+        const double decay = row->begins ? 0.0 : row->decay, v = x[row->v + j], out = d[t * step];
+        double du = 0.0;
+        for (size_t i = 0; i < K; i++) {
+            const double S = decay * before[t * K + i] + x[row->k + i] * row->step * v;
+            dS[i] += x[row->q + i] * out;
+            du += dS[i] * x[row->k + i];
+            if (dx) dx[row->q + i] += S * out, dx[row->k + i] += dS[i] * row->step * v;
+            dlog[t] += decay * dS[i] * before[t * K + i];
+            dS[i] *= decay;
+        }
+        if (dx) dx[row->v + j] = du * row->step + D * out;
+        dstep[t] += du * v;
+    }
+}
+
+// Runs columns of a state one by one, as the delta rule's reference does.
+static void reference_ssd_backward(double *dx, double *ddt, double *dA_log, double *dD, double *ddt_bias,
+                                   double *dstate, const double *dout, const double *x, const double *dt,
+                                   const double *A_log, const double *D, const double *dt_bias, const double *state,
+                                   const DeltaShape *shape, void *scratch) {
+    const size_t HV = shape->HV, K = shape->K, V = shape->V, n = delta_rows(shape);
+    double *before = (double *)checked_calloc((n + 1) * K, sizeof(double), "columns of states");
+    double *dstep = (double *)checked_malloc(2 * n * sizeof(double), "gradients of steps"), *dlog = dstep + n;
+    double *dS = (double *)checked_malloc(K * sizeof(double), "gradients of a column");
+    (void)scratch;
+    if (dx) memset(dx, 0, n * delta_channels(shape) * sizeof(double));
+    for (size_t head = 0; head < HV; head++) {
+        SsdRow *rows = ssd_rows_of(dt, A_log[head], dt_bias[head], shape, head);
+        memset(dstep, 0, 2 * n * sizeof(double));
+        for (size_t j = 0; j < V; j++) {
+            double *const passed = dstate + head * K * V + j;
+            for (size_t i = 0; i < K && dx; i++) before[i] = state[(head * K + i) * V + j];
+            for (size_t t = 0; t < n && dx; t++)
+                for (size_t i = 0; i < K; i++) {
+                    if (rows[t].begins) before[t * K + i] = 0.0;
+                    before[(t + 1) * K + i] =
+                        rows[t].decay * before[t * K + i] + x[rows[t].k + i] * rows[t].step * x[rows[t].v + j];
+                }
+            for (size_t i = 0; i < K; i++) dS[i] = passed[i * V];
+            ssd_column_back(dx, dstep, dlog, dS, rows, before, x, dout + head * V + j, HV * V, D[head], n, K, j);
+            for (size_t i = 0; i < K; i++) passed[i * V] = dS[i];
+        }
+        for (size_t t = 0; t < n && dx; t++) {
+            const double to_dt = (dstep[t] - rows[t].rate * dlog[t]) * rows[t].slope;
+            ddt[t * shape->stride + head] = to_dt;
+            if (ddt_bias) ddt_bias[head] += to_dt;
+            if (dA_log) dA_log[head] -= dlog[t] * rows[t].rate * rows[t].step;
+            for (size_t j = 0; j < V && dD; j++) dD[head] += dout[(t * HV + head) * V + j] * x[rows[t].v + j];
+        }
+        free(rows);
+    }
+    free(before), free(dstep), free(dS);
+}
+
 // ---- linear attention: the gated norm -------------------------------------------------------------------------------
-static double gated_norm_scale(const double *x, size_t V, double eps) {
+// z: the gate of x, or NULL
+static double gated_norm_scale(const double *x, const double *z, size_t V, double eps) {
     double mean = 0.0;
-    for (size_t i = 0; i < V; i++) mean += x[i] * x[i] / (double)V;
+    for (size_t i = 0; i < V; i++) {
+        const double gated = z ? x[i] * silu_of(z[i]) : x[i];
+        mean += gated * gated / (double)V;
+    }
     return 1.0 / sqrt(mean + eps);
 }
 
 static void reference_gated_norm_forward(double *out, const double *x, const double *z, const double *w, size_t n,
-                                         size_t heads, size_t V, size_t stride, double eps) {
+                                         size_t heads, size_t V, size_t stride, int gate_first, double eps) {
     for (size_t i = 0; i < n * heads; i++) {
-        const double scale = gated_norm_scale(x + i * V, V, eps), *gate = z + i / heads * stride + i % heads * V;
-        for (size_t j = 0; j < V; j++) out[i * V + j] = w[j] * x[i * V + j] * scale * silu_of(gate[j]);
+        const double *const gate = z + i / heads * stride + i % heads * V, *const own =
+                                                                               w + gate_first * (i % heads * V);
+        const double scale = gated_norm_scale(x + i * V, gate_first ? gate : NULL, V, eps);
+        for (size_t j = 0; j < V; j++) out[i * V + j] = own[j] * x[i * V + j] * scale * silu_of(gate[j]);
     }
 }
 
-// With g = dout w silu(z):   dx = (g - xhat mean(g xhat)) / sqrt(mean(x^2) + eps)
+// With g = dout w silu(z):   dx = (g - xhat mean(g xhat)) / sqrt(mean(x^2) + eps). gate_first: with a = x silu(z) and g =
+// dout w,   da = (g - ahat mean(g ahat)) / sqrt(mean(a^2) + eps),   dx = da silu(z),   dz = da x silu'(z)
 static void reference_gated_norm_backward(double *dx, double *dz, double *dw, const double *dout, const double *x,
                                           const double *z, const double *w, size_t n, size_t heads, size_t V,
-                                          size_t stride, double eps, void *scratch) {
+                                          size_t stride, int gate_first, double eps, void *scratch) {
     (void)scratch;
     for (size_t i = 0; i < n * heads; i++) {
-        const size_t column = i / heads * stride + i % heads * V;
-        const double scale = gated_norm_scale(x + i * V, V, eps), *gate = z + column;
+        const size_t column = i / heads * stride + i % heads * V, first = gate_first ? i % heads * V : 0;
+        const double *const gate = z + column, *const own = w + first;
+        const double scale = gated_norm_scale(x + i * V, gate_first ? gate : NULL, V, eps);
         double mean = 0.0;
         for (size_t j = 0; j < V; j++)
-            mean += dout[i * V + j] * w[j] * silu_of(gate[j]) * x[i * V + j] * scale / (double)V;
+            mean += dout[i * V + j] * own[j] * silu_of(gate[j]) * x[i * V + j] * scale / (double)V;
         for (size_t j = 0; j < V; j++) {
-            const double d = dout[i * V + j], xhat = x[i * V + j] * scale;
-            if (dz) dz[column + j] = d * w[j] * xhat * silu_slope(gate[j]);
-            if (dw) dw[j] += d * xhat * silu_of(gate[j]);
-            dx[i * V + j] = (d * w[j] * silu_of(gate[j]) - xhat * mean) * scale;
+            const double d = dout[i * V + j], in = x[i * V + j], xhat = in * scale, share = silu_of(gate[j]);
+            const double da = (d * own[j] - xhat * share * mean) * scale; // gate_first
+            if (dw) dw[first + j] += d * xhat * share;
+            if (dz) dz[column + j] = (gate_first ? da * in : d * own[j] * xhat) * silu_slope(gate[j]);
+            dx[i * V + j] = gate_first ? da * share : (d * own[j] * share - xhat * mean) * scale;
         }
     }
 }

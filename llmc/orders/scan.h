@@ -52,7 +52,7 @@ static KeptState range_state(const StreamBP *s, size_t l, size_t half) {
 
 static Summed *range_transition(const StreamBP *s, size_t l, size_t half) {
     const Shapes d = shapes_of(s->model);
-    return summed_row(s, s->ranges.transition, range_slot(s, l, half), d.linear.HV * d.linear.DK * d.linear.DK);
+    return summed_row(s, s->ranges.transition, range_slot(s, l, half), d.linear.transfer);
 }
 
 // Makes the following ops count once a layer, not once a chunk.
@@ -197,19 +197,17 @@ static void scan_layer_forward(Visit *v) {
 static void scan_output_backward(const Visit *v, Activations *a, Stored *dx, Stored *ddelta_out) {
     const StreamBP *s = v->s;
     const DeltaShape shape = visit_delta_shape(v);
+    const LayerTensor z = gate_of_inputs(v->layer);
     mixer_gradient_begin(v, a, dx);
     const size_t mark = arena_mark(s->arena);
     Stored *dprojected =
         push_stored(s, SHARE_WORKSPACE, "gradient of linear attention's inputs", v->c.n * v->layer->shape.linear.E);
-    Summed *scratch = push_summed(s, SHARE_WORKSPACE, "delta rule's scratch", s->ops->delta_backward_scratch(&shape));
+    Summed *scratch = push_summed(s, SHARE_WORKSPACE, "delta rule's scratch", rule_backward_scratch(v));
     linear_backward(v, OUT_WEIGHT, ddelta_out, branch_sum_backward(v, 0, a, dx), a->delta_norm, 0);
     gated_norm_backward(v, a, ddelta_out, dprojected);
-    mixer_input_backward(v, a, linear_part(v, IN_QKV_WEIGHT, IN_Z_WEIGHT, IN_Z_WEIGHT),
-                         projected_part(v, dprojected, IN_Z_WEIGHT));
+    mixer_input_backward(v, a, linear_part(v, IN_QKV_WEIGHT, z, z), projected_part(v, dprojected, z));
     mixer_gradient_end(v, a, dx);
-    s->ops->delta_backward(NULL, NULL, NULL, NULL, NULL, s->linear.dstate, ddelta_out, a->mixed,
-                           projected_part(v, a->projected, IN_B_WEIGHT), projected_part(v, a->projected, IN_A_WEIGHT),
-                           weight_of(v, A_LOG), weight_of(v, DT_BIAS), NULL, &shape, scratch);
+    rule_backward(v, &shape, NULL, NULL, ddelta_out, a->mixed, a->projected, NULL, scratch);
     arena_pop(s->arena, mark);
 }
 
@@ -223,9 +221,9 @@ static void scan_inputs_backward(const Visit *v, Stored *dx, Stored *ddelta_out)
     mixer_gradient_begin(v, &a, dx);
     Stored *dprojected = push_stored(s, SHARE_WORKSPACE, "gradient of linear attention's inputs", v->c.n * d->linear.E);
     delta_backward(v, &a, before, ddelta_out, dprojected);
-    mixer_input_backward(v, &a, linear_part(v, IN_QKV_WEIGHT, IN_QKV_WEIGHT, IN_V_WEIGHT), dprojected);
-    mixer_input_backward(v, &a, linear_part(v, IN_QKV_WEIGHT, IN_B_WEIGHT, IN_A_WEIGHT),
-                         projected_part(v, dprojected, IN_B_WEIGHT));
+    mixer_input_backward(v, &a, linear_part(v, IN_QKV_WEIGHT, IN_QKV_WEIGHT, IN_V_WEIGHT),
+                         projected_part(v, dprojected, IN_QKV_WEIGHT));
+    mixer_input_backward(v, &a, rule_inputs(v), projected_part(v, dprojected, IN_B_WEIGHT));
     mixer_gradient_end(v, &a, dx);
     drop(v, &a);
 }

@@ -215,7 +215,7 @@ static double flops_latents(const RunSettings *settings, const Lora *lora, const
 // Counts, per token, the products from which linear attention's states follow, in the layers `chosen`.
 static double state_inputs_flops(const RunSettings *settings, const Lora *lora, LayerChosen chosen) {
     return product_flops(settings, lora, chosen, IN_QKV_WEIGHT, IN_A_WEIGHT).forward -
-           product_flops(settings, lora, chosen, IN_Z_WEIGHT, IN_Z_WEIGHT).forward;
+           product_flops(settings, lora, chosen, IN_Z_WEIGHT, IN_Z_WEIGHT).forward; // Mamba-2's z comes before
 }
 
 // Counts linear attention's additional FLOPs for a shared sequence (scan.h), forward or backward.
@@ -227,7 +227,9 @@ static double flops_scan(const RunSettings *settings, const Lora *lora, const Pa
     const ProductFlops qkv = product_flops(settings, lora, NULL, IN_QKV_WEIGHT, IN_V_WEIGHT);
     const double inputs = state_inputs_flops(settings, lora, NULL),
                  state = layers * delta_token_flops(model, DELTA_STATE);
-    double flops = 2 * 2 * layers * (double)(d.DK * d.S); // the state, or its gradient, passes through both ranges
+    double flops = 2 * 2 * layers *
+                   (double)(d.transfer / d.HV * d.S /
+                            (d.ssd ? 1 : d.DK)); // the state, or its gradient, passes through both ranges
     if (!backward)
         return flops + size->tokens * (inputs + state + layers * delta_token_flops(model, DELTA_TRANSFER)) +
                size->tails * qkv.forward;
@@ -268,7 +270,8 @@ static double flops_rule(const RunSettings *settings, const PassSize *size) {
     const double state = delta_token_flops(model, DELTA_STATE);
     flops += size->linear * size->tokens * rule;
     flops += size->states_again * (state_inputs_flops(settings, settings->lora, layer_recomputes) + recompute * state);
-    const ProductFlops loaded = product_flops(settings, settings->lora, layer_loads_inputs, IN_QKV_WEIGHT, IN_A_WEIGHT);
+    const ProductFlops loaded =
+        product_flops(settings, settings->lora, layer_loads_inputs, IN_GATE_WEIGHT, IN_A_WEIGHT);
     return flops + size->states_below * (loaded.forward + (layers - recompute) * state);
 }
 

@@ -258,7 +258,8 @@ static double attention_elements(const Config *c, const Batch *batch, Range rang
 // Returns the FLOPs of the delta rule per token of one layer.
 static double delta_token_flops(const Model *model, DeltaWork work) {
     const LinearShape d = shapes_of(model).linear;
-    const DeltaShape shape = {{0}, d.HK, d.HV, d.DK, d.DV, d.taps, d.E, 0, d.gates, 0};
+    const DeltaShape shape = {
+        .HK = d.HK, .HV = d.HV, .K = d.DK, .V = d.DV, .taps = d.taps, .stride = d.E, .gates = d.gates, .ssd = d.ssd};
     return d.DK ? delta_flops(&shape, work) : 0; // 0: convolutions alone
 }
 

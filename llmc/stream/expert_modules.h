@@ -24,7 +24,7 @@ typedef struct {
 static Stack stack_of(const Visit *v, LayerTensor tensor) {
     const Shapes *d = &v->layer->shape;
     const int down = tensor == EXPERTS_DOWN;
-    Stack stack = {down ? d->I : d->C, down ? d->C : 2 * d->I, NULL, NULL, NULL};
+    Stack stack = {down ? d->I : d->C, down ? d->C : activation_width(d->activation.kind, d->I), NULL, NULL, NULL};
     const LoraPart *part = v->w.adapters ? lora_part(v->s->memory.lora, v->l, tensor) : NULL;
     if (!part || part->a == ABSENT) return stack;
     stack.part = part;
@@ -67,7 +67,7 @@ static void expert_forward(const Visit *v, LayerTensor tensor, ExpertRows rows, 
     arena_pop(s->arena, mark);
 }
 
-// Computes out[R,I] = act(gate_up), times factor[n,k] of each row unless NULL. gate_up[R,2I] = x[R,in] W[e]^T +
+// Computes out[R,I] = act(gate_up), times factor[n,k] of each row unless NULL. gate_up[R,2I or I] = x[R,in] W[e]^T +
 // bias[e], with the adapter. keep 0: gate_up does not matter afterwards
 static void expert_activate(const Visit *v, ExpertRows rows, const Summed *factor, Stored *out, Stored *gate_up,
                             const Stored *x, int keep) {
@@ -93,7 +93,7 @@ static void expert_backward_bias(const Visit *v, LayerTensor tensor, ExpertRows 
     Summed *dbias = sum_of(v, bias_of_stack(tensor));
     if (bias && (dbias || weight))
         v->s->ops->experts_bias_backward(dbias, dweight, dout, bias, weight, rows.first, rows.source, rows.count,
-                                         d->router.E, tensor == EXPERTS_DOWN ? d->C : 2 * d->I);
+                                         d->router.E, stack_of(v, tensor).out);
 }
 
 // Returns dh[R,r] = scale * dout[R,out] B, pushed; NULL without an adapter

@@ -19,10 +19,14 @@ This file alone knows which layer of which family has which parts. The steps in 
 // Linear attention: key and value heads, elements of a head, convolution channels, taps
 typedef struct {
     size_t HK, HV, DK, DV, W, taps;
-    size_t DVs, E;     // HV*DV; width of the projections q|k|v|z|b|a, or B|C|x of a convolution alone
-    size_t out;        // width of the last product's input
-    size_t S, columns; // elements of a state: the delta rule's, the convolution's
-    int gates;         // 1: a convolution alone, with gates around it
+    size_t DVs, E;      // HV*DV; width of the projections q|k|v|z|b|a, or B|C|x of a convolution alone
+    size_t out;         // width of the last product's input
+    size_t S, columns;  // elements of a state: the rule's, the convolution's
+    int gates;          // 1: a convolution alone, with gates around it
+    size_t transfer;    // elements of a range's transfer (transfer_begin)
+    int ssd;            // 1: Mamba-2
+    size_t norms, norm; // the gated norm: rows of a token, and their width
+    double least, most; // bounds of Mamba-2's time steps
 } LinearShape;
 
 typedef struct {
@@ -58,7 +62,10 @@ static LinearShape linear_shape_of(const Config *c, unsigned form) {
     s.DK = c->linear_key_head_dim, s.DV = c->linear_value_head_dim;
     s.W = linear_channels(c), s.DVs = s.HV * s.DV;
     s.gates = (form & FORM_CONVOLUTION) != 0;
-    s.E = s.gates ? 3 * s.W : s.W + s.DVs + 2 * s.HV, s.out = s.gates ? s.W : s.DVs;
+    s.ssd = c->family->ssd, s.least = c->time_step_min, s.most = c->time_step_max;
+    s.norms = s.ssd ? s.HK : s.HV, s.norm = s.norms ? s.DVs / s.norms : 0;
+    s.E = s.gates ? 3 * s.W : s.W + s.DVs + (s.ssd ? 1 : 2) * s.HV, s.out = s.gates ? s.W : s.DVs;
+    s.transfer = s.ssd ? s.HV : s.HV * s.DK * s.DK;
     s.S = s.DVs * s.DK, s.columns = s.taps ? (s.taps - 1) * s.W : 0;
     return s;
 }
@@ -80,7 +87,7 @@ static Shapes shapes_in(const Model *model, unsigned form) {
     s.router = router_of(c), s.I = c->moe_intermediate_size, s.shared = c->shared_expert_intermediate_size;
     s.logits_stride = (s.V + ops_device->row_multiple - 1) / ops_device->row_multiple * ops_device->row_multiple;
     const Activation activation = {c->family->activation, c->swiglu_alpha, c->swiglu_limit};
-    s.activation = activation, s.H = activation.kind == ACTIVATION_GELU ? s.FF : 2 * s.FF;
+    s.activation = activation, s.H = activation_width(activation.kind, s.FF);
     s.qk_norm = config_qk_norm(c), s.rotary = !c->family->learned_positions;
     s.stored = dtype_size(model->dtype), s.summed = dtype_size(dtype_of_sums(model->dtype));
     s.embedding_scale = c->family->scaled_embeddings ? rounded_to(model->dtype, sqrt((double)s.C)) : 1;

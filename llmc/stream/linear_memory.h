@@ -129,8 +129,7 @@ static void push_range_states(StreamBP *s, size_t layers) {
     if (s->now.ranks == 1 || !layers) return;
     s->ranges.layers = layers;
     s->ranges.before = push_summed(s, SHARE_KV, "states before a rank's tokens", ranges * d.linear.S);
-    s->ranges.transition =
-        push_summed(s, SHARE_KV, "transfers by a rank's tokens", ranges * d.linear.HV * d.linear.DK * d.linear.DK);
+    s->ranges.transition = push_summed(s, SHARE_KV, "transfers by a rank's tokens", ranges * d.linear.transfer);
     s->ranges.columns =
         push_stored(s, SHARE_KV, "convolution's inputs before a rank's tokens", ranges * d.linear.columns);
 }
@@ -150,16 +149,19 @@ static Stored *layer_columns(const StreamBP *s, size_t l) {
 // Returns the delta rule's shape for chunk c, or a piece of it. It is valid until the next make_spans. A branch's rows
 // continue a document that began as many tokens before as their position says.
 static DeltaShape delta_shape(const StreamBP *s, Chunk c, LinearShape d) {
-    const DeltaShape shape = {make_spans(s, c, 0, 0),
-                              d.HK,
-                              d.HV,
-                              d.DK,
-                              d.DV,
-                              d.taps,
-                              d.E,
-                              s->linear.slot_tokens,
-                              d.gates,
-                              s->model->config.linear_allow_neg_eigval};
+    const DeltaShape shape = {.spans = make_spans(s, c, 0, 0),
+                              .HK = d.HK,
+                              .HV = d.HV,
+                              .K = d.DK,
+                              .V = d.DV,
+                              .taps = d.taps,
+                              .stride = d.E,
+                              .slot_tokens = s->linear.slot_tokens,
+                              .gates = d.gates,
+                              .doubled = s->model->config.linear_allow_neg_eigval,
+                              .ssd = d.ssd,
+                              .least = d.least,
+                              .most = d.most};
     if (s->now.tree && shape.spans.count)
         s->now.span[0].document -= s->now.batch->depth[document_of(s->now.batch, c.token)];
     return shape;

@@ -20,7 +20,10 @@ typedef struct {
     size_t stride;            // elements from row to row of the output
 } Linear;
 
-// Returns the last of linear attention's adjacent projections. A convolution alone has one projection.
+// Returns the first and the last of linear attention's adjacent projections. A convolution alone has one projection.
+static LayerTensor first_of_inputs(const Layer *layer) {
+    return layer->shape.linear.ssd ? IN_GATE_WEIGHT : IN_QKV_WEIGHT;
+}
 static LayerTensor last_of_inputs(const Layer *layer) { return has_rule(layer) ? IN_A_WEIGHT : IN_V_WEIGHT; }
 
 static Linear linear_of(const Visit *v, LayerTensor tensor) {
@@ -41,11 +44,13 @@ static Linear linear_of(const Visit *v, LayerTensor tensor) {
     case ROUTER_WEIGHT: linear.bias = ROUTER_BIAS, linear.out = d->router.E; break;
     case SHARED_SCALE_WEIGHT: linear.bias = LAYER_TENSORS, linear.out = 1; break;
     case SHARED_GATE_WEIGHT:
-        linear.bias = LAYER_TENSORS, linear.out = 2 * d->shared, linear.last = SHARED_UP_WEIGHT;
+        linear.bias = LAYER_TENSORS, linear.out = activation_width(d->activation.kind, d->shared),
+        linear.last = SHARED_UP_WEIGHT;
         break;
     case SHARED_DOWN_WEIGHT: linear.bias = LAYER_TENSORS, linear.in = d->shared, linear.out = d->C; break;
     case IN_QKV_WEIGHT:
-        linear.bias = LAYER_TENSORS, linear.out = d->linear.E, linear.last = last_of_inputs(v->layer);
+        linear.weight = first_of_inputs(v->layer), linear.last = last_of_inputs(v->layer);
+        linear.bias = LAYER_TENSORS, linear.out = d->linear.E;
         break;
     case OUT_WEIGHT: linear.bias = LAYER_TENSORS, linear.in = d->linear.out, linear.out = d->C; break;
     case INPUT_PROJECTION:

@@ -12,7 +12,7 @@ optimizer's step.
 // Returns the shape of n tokens of a model. A model without linear attention gets a few small heads, a model without
 // experts a few small experts.
 static OpShape model_shape(const Config *c, size_t n) {
-    const DeltaShape small = {{NULL, 0, 0, 0}, 2, 4, 32, 32, 4, 0, 0, 0, 0};
+    const DeltaShape small = {.HK = 2, .HV = 4, .K = 32, .V = 32, .taps = 4};
     const RouterShape few = {ROUTER_SOFTMAX, 12, 3, 1, 1, 1, 1, 0};
     OpShape s = {0};
     s.n = n, s.C = c->hidden_size, s.V = c->vocab_size, s.FF = c->intermediate_size, s.stride = s.V / 8 * 8 + 8;
@@ -56,12 +56,13 @@ static void experts_shape(OpShape *s, const Config *c, size_t i) {
 
 // Makes the i-th of an op's shapes. Returns 0 if the op has fewer shapes.
 static int op_shape(const char *op, const Config *c, size_t n, size_t i, OpShape *s) {
-    static const QuantFormat formats[] = {{QUANT_FP4, 1, QUANT_BLOCK, DTYPE_FP32, {0}},
-                                          {QUANT_NF4, 0, QUANT_BLOCK, DTYPE_BF16, {0}},
-                                          {QUANT_NF4, 1, QUANT_BLOCK, DTYPE_FP16, {0}},
-                                          {QUANT_NF4, 1, QUANT_BLOCK, DTYPE_BF16, {0}},
-                                          {QUANT_MXFP4, 0, MXFP4_BLOCK, DTYPE_BF16, {0}},
-                                          {QUANT_FP8, 0, FP8_BLOCK, DTYPE_BF16, {0, 0, FP8_BLOCK, DTYPE_FP32, FP8_BLOCK}}};
+    static const QuantFormat formats[] = {
+        {QUANT_FP4, 1, QUANT_BLOCK, DTYPE_FP32, {0}},
+        {QUANT_NF4, 0, QUANT_BLOCK, DTYPE_BF16, {0}},
+        {QUANT_NF4, 1, QUANT_BLOCK, DTYPE_FP16, {0}},
+        {QUANT_NF4, 1, QUANT_BLOCK, DTYPE_BF16, {0}},
+        {QUANT_MXFP4, 0, MXFP4_BLOCK, DTYPE_BF16, {0}},
+        {QUANT_FP8, 0, FP8_BLOCK, DTYPE_BF16, {0, 0, FP8_BLOCK, DTYPE_FP32, FP8_BLOCK}}};
     static const SamplingSettings settings[] = {{0, 0, 0, 1, 0}, {1, 0, 0, 1, 0}, {0.7, 0, 50, 0.95, 0}};
     static const struct {
         const char *op; // beginning of the op's name
@@ -82,6 +83,8 @@ static int op_shape(const char *op, const Config *c, size_t n, size_t i, OpShape
                    {"split_heads", 2, SIZE_MAX, 0},
                    {"conv", 2, SIZE_MAX, 0},
                    {"delta", 2, SIZE_MAX, 0},
+                   {"ssd", 2, SIZE_MAX, 0},
+                   {"gated_norm", 2, SIZE_MAX, 0},
                    {"state_combine", 2, SIZE_MAX, 0},
                    {"attention_received", 1, 256, 1},
                    {"attention", 3, SIZE_MAX, 1},
@@ -108,7 +111,7 @@ static int op_shape(const char *op, const Config *c, size_t n, size_t i, OpShape
         if (i) s->n = n * s->NH, s->C = s->HD;
     }
     if (!strcmp(kind, "conv") && c->linear_num_value_heads && !c->linear_num_key_heads) {
-        const DeltaShape gated = {{NULL, 0, 0, 0}, 0, s->C, 0, 1, c->linear_conv_kernel_dim, 0, 0, 1, 0};
+        const DeltaShape gated = {.HV = s->C, .V = 1, .taps = c->linear_conv_kernel_dim, .gates = 1};
         s->delta = gated;
     }
     if (!strcmp(kind, "linear") && i < shapes) product_shape(s, i);

@@ -257,6 +257,8 @@ TEST(configurations_that_are_written) {
         "olmo_hybrid,num_hidden_layers=3,layer_types=lnn,linear_allow_neg_eigval=false,linear_key_head_dim=40",
         "olmo_hybrid,num_hidden_layers=2,rope_type=yarn,factor=4,attention_bias=true,linear_conv_kernel_dim=2",
         "qwen3_next,num_experts=6,num_experts_per_tok=2,mlp_only_layers=0+3,norm_topk_prob=false,layer_types=lf",
+        "nemotron_h,num_hidden_layers=5,layer_types=LeLFp,num_experts=6,n_group=3,topk_group=2,norm_topk_prob=false,"
+        "shared_expert_intermediate_size=100,time_step_min=0.25,linear_conv_kernel_dim=2",
         "mixtral,sliding_window=9,intermediate_size=20",
         "gpt_oss,num_hidden_layers=3,layer_types=f,attention_bias=false,swiglu_limit=2.5",
         "gpt_oss,rope_type=default,num_experts=4,num_experts_per_tok=1",

@@ -103,7 +103,8 @@ TEST(greedy_text_of_golden_models) {
                                         "ernie4_5",     "hunyuan_v1_dense",
                                         "muse_glimmer", "lfm2",
                                         "lfm3",         "lfm2_moe",
-                                        "qwen3_next",   "olmo_hybrid"};
+                                        "qwen3_next",   "olmo_hybrid",
+                                        "nemotron_h",   "nemotron_h-dense"};
     static const size_t chunks[] = {1, 3, 6, 1024};
     static const SamplingSettings greedy = {0, 0, 0, 1, 0};
     for (size_t i = 0; i < COUNT_OF(names); i++) {

@@ -12,6 +12,7 @@ The tests read the committed files; only whoever changes the fixtures runs this.
 import argparse
 import contextlib
 import copy
+import functools
 import importlib
 import json
 import pathlib
@@ -27,7 +28,7 @@ from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, Ern
                           Gemma4TextConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GPT2Config, GptOssConfig, GraniteConfig,
                           HunYuanDenseV1Config, Lfm2Config, Lfm2MoeConfig, Lfm3Config,
                           LlamaConfig, Ministral3Config, MistralConfig, MixtralConfig,
-                          MuseGlimmerConfig, Olmo2Config, Olmo3Config, OlmoHybridConfig, Phi3Config, Qwen2Config,
+                          MuseGlimmerConfig, NemotronHConfig, Olmo2Config, Olmo3Config, OlmoHybridConfig, Phi3Config, Qwen2Config,
                           Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig,
                           SeedOssConfig, SmolLM3Config)
 
@@ -53,9 +54,9 @@ CASTING = classes("""qwen3_5.Qwen3_5GatedDeltaNet qwen3_5_moe.Qwen3_5MoeGatedDel
     gemma4.Gemma4TextRouter ernie4_5.Ernie4_5Attention qwen3_next.Qwen3NextGatedDeltaNet
     qwen3_next.Qwen3NextTopKRouter muse_glimmer.MuseGlimmerRMSNorm
     olmo_hybrid.OlmoHybridGatedDeltaNet
-    glm4_moe_lite.Glm4MoeLiteTopkRouter""")
+    glm4_moe_lite.Glm4MoeLiteTopkRouter nemotron_h.NemotronHForCausalLM""")
 Gemma4TextRouter, *SigmoidRouters = classes("""gemma4.Gemma4TextRouter glm4_moe.Glm4MoeTopkRouter
-    glm4_moe_lite.Glm4MoeLiteTopkRouter""")
+    glm4_moe_lite.Glm4MoeLiteTopkRouter nemotron_h.NemotronHTopkRouter""")
 
 transformers.utils.logging.disable_progress_bar()
 HERE = pathlib.Path(__file__).resolve().parent
@@ -381,6 +382,22 @@ OLMO_HYBRID = OlmoHybridConfig(vocab_size=99, hidden_size=32, intermediate_size=
                                rope_parameters=dict(rope_type="default", rope_theta=None), **NO_SPECIAL_TOKENS)
 
 
+# One branch a layer, of every kind; three heads of 4 to each of two groups, a state of 5; experts of squared ReLU, chosen in one
+# of two groups, and a wider shared one. One head's steps lie below the bound.
+NEMOTRON_H = NemotronHConfig(
+    vocab_size=96, hidden_size=32, hybrid_override_pattern="ME*-M", num_attention_heads=4, num_key_value_heads=2, head_dim=12,
+    intermediate_size=40, ssm_state_size=5, mamba_num_heads=6, mamba_head_dim=4, n_groups=2, conv_kernel=3, chunk_size=16,
+    n_routed_experts=6, num_experts_per_tok=2, moe_intermediate_size=20, moe_shared_expert_intermediate_size=28, n_group=2,
+    topk_group=1, routed_scaling_factor=2.5, layer_norm_epsilon=1e-3, max_position_embeddings=128, time_step_min=0.02,
+    **NO_SPECIAL_TOKENS)
+
+# No experts, one group, a convolution over four tokens
+NEMOTRON_H_DENSE = NemotronHConfig(
+    vocab_size=90, hidden_size=24, hybrid_override_pattern="M-M*-", num_attention_heads=3, num_key_value_heads=1, head_dim=8,
+    intermediate_size=36, ssm_state_size=16, mamba_num_heads=4, mamba_head_dim=8, n_groups=1, chunk_size=16,
+    layer_norm_epsilon=1e-3, max_position_embeddings=128, **NO_SPECIAL_TOKENS)
+
+
 @dataclass
 class Case:
     name: str                           # the folder
@@ -440,6 +457,8 @@ CASES = [
     Case("qwen3_moe-fused", QWEN3_MOE_FUSED, seed=10729, layout="fused"),
     Case("qwen3_5_moe", QWEN3_5_MOE, seed=430, layout="fused"),
     Case("qwen3_next", QWEN3_NEXT, seed=347),
+    Case("nemotron_h", NEMOTRON_H, seed=303),
+    Case("nemotron_h-dense", NEMOTRON_H_DENSE, seed=12, lengths=tuple(LONGER_DOCUMENTS)),
     Case("mixtral", MIXTRAL, seed=1223),
     Case("glm4_moe", GLM4_MOE, seed=763),
     Case("glm4_moe_lite", GLM4_MOE_LITE, seed=4991),
@@ -494,6 +513,9 @@ def random_model(case):
                 value = 3 * noise
             elif name.endswith("A_log"):
                 value = 1.2 * noise - 2.2  # states that last for a few tokens to a hundred
+            elif name.endswith("dt_bias") and case.config.model_type == "nemotron_h":
+                value = noise - 1
+                value[0] = -6
             elif "conv1d" in name or name.endswith("conv.conv.weight"):
                 value = 0.5 * noise
             elif parameter.ndim == 1 and not name.endswith("sinks"):
@@ -502,7 +524,7 @@ def random_model(case):
                 value = 0.2 * noise
             elif name.endswith("feed_forward.gate.weight"):
                 value = 0.8 * noise
-            elif name.endswith("mlp.gate.weight"):
+            elif name.endswith(("mlp.gate.weight", "mixer.gate.weight")):
                 value = 0.3 * noise
             elif name.endswith(("mlp.router.weight", "sinks")):
                 value = 0.6 * noise
@@ -638,6 +660,7 @@ def rmsnorm_in_the_models_dtype():
         return (1 + self.weight) * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps))
 
     def without_casts(c):
+        @functools.wraps(c.forward)  # generate() reads the signature
         def forward(self, *arguments, **named):
             with doubles_stay_doubles():
                 return originals[c](self, *arguments, **named)
@@ -665,8 +688,8 @@ def load_model(folder, dtype, attention=None):
     model = auto_class(config).from_pretrained(folder, dtype=dtype, attn_implementation=attention,
                                                  experts_implementation="eager")
     for name, module in model.named_modules():
-        if name.endswith("mlp.gate"):
-            module.to(dtype)  # glm4_moe keeps its routers in fp32
+        if name.endswith(("mlp.gate", "mixer.gate")):
+            module.to(dtype)  # glm4_moe and nemotron_h keep their routers in fp32
         if dtype == torch.float64 and name.endswith("linear_attn"):
             module.to(dtype)  # olmo_hybrid keeps A_log in fp32
     return model.eval()  # GPT-2's configuration has dropout

@@ -401,7 +401,7 @@ static void rope_case(size_t n, size_t heads, size_t HD, size_t R, double theta,
 
 // values: inputs; NULL: random
 static void activation_case(ActivationKind kind, const double *values, size_t n, size_t FF, int same) {
-    static const char *const names[] = {"swiglu", "gelu", "geglu", "clamped"};
+    static const char *const names[] = {"swiglu", "gelu", "geglu", "clamped", "squared relu"};
     const OpShape s = {.n = n, .FF = FF, .activation = {kind, 1.702, 4.0}};
     case_of(same ? ", din is in" : "", "%s of %g", names[kind], values ? values[0] : NAN);
     drawn("in", 0.0, 3.0);

@@ -89,13 +89,14 @@ static Guarded *columns_before(GuardedRole role, const DeltaShape *shape, size_t
     return columns;
 }
 
-static void conv_forward_case(const DeltaShape *shape) {
+static void conv_forward_case(const DeltaShape *shape, int biased) {
     const size_t n = delta_rows(shape), W = delta_channels(shape), slots = slots_of_case(shape);
-    delta_case("conv_forward", shape, "");
+    delta_case("conv_forward", shape, biased ? ", bias" : "");
+    Guarded *bias = biased ? input("bias", W) : NULL;
     Guarded *x = rows_of(INPUT, "x", n, conv_width(shape), shape->stride, 1.0);
     Guarded *weight = input("weight", W * shape->taps), *out = output("out", n * W);
     Guarded *columns = columns_before(CHANGED, shape, slots);
-    CHECK(conv_forward, of(out), of(columns), of(x), of(weight), shape);
+    CHECK(conv_forward, of(out), of(columns), of(x), of(weight), of(bias), shape);
     expect(out, 2.0, 1.0);
     if (shape->gates)
         expect(columns, 1.0, 0.0);
@@ -114,19 +115,22 @@ static Guarded *dcolumns_behind(const DeltaShape *shape) {
     return guarded_values(CHANGED, "dcolumns", ops->summed, values, count);
 }
 
-static void conv_backward_case(const DeltaShape *shape, int with_dweight) {
+static void conv_backward_case(const DeltaShape *shape, int with_dweight, int biased) {
     const size_t n = delta_rows(shape), W = delta_channels(shape), taps = shape->taps, width = conv_width(shape);
-    delta_case("conv_backward", shape, with_dweight ? "" : ", no dweight");
+    delta_case("conv_backward", shape, !with_dweight ? ", no dweight" : biased ? ", bias" : "");
+    Guarded *bias = biased ? input("bias", W) : NULL;
     Guarded *x = rows_of(INPUT, "x", n, width, shape->stride, 1.0), *weight = input("weight", W * taps);
     Guarded *dx = rows_of(CHANGED, "dx", n, width, shape->stride, 1.0), *dout = input("dout", n * W);
     Guarded *columns = columns_before(INPUT, shape, 1), *dcolumns = dcolumns_behind(shape);
     Guarded *dweight = with_dweight ? accumulated("dweight", W * taps) : NULL;
-    Guarded *scratch = scratch_of(SCRATCH_FOR(conv_backward, shape));
-    CHECK(conv_backward, of(dx), of(dweight), of(dcolumns), of(dout), of(x), of(columns), of(weight), shape,
-          of(scratch));
+    Guarded *dbias = with_dweight && biased ? accumulated("dbias", W) : NULL;
+    Guarded *scratch = scratch_of(SCRATCH_FOR(conv_backward, shape, biased));
+    CHECK(conv_backward, of(dx), of(dweight), of(dbias), of(dcolumns), of(dout), of(x), of(columns), of(weight),
+          of(bias), shape, of(scratch));
     expect(dx, 2.0, 1.0);
     expect_beside(dx, 0, width, shape->stride);
     expect(dweight, 2.0, sqrt((double)n));
+    expect(dbias, 2.0, sqrt((double)n));
     expect(dcolumns, 2.0, 1.0);
     for (size_t i = 0; i < dcolumns->count; i++)
         if (!in_document(shape, shape->spans.span, 0, i / W) && result(dcolumns, i) != 0.0)
@@ -232,6 +236,90 @@ static void delta_backward_case(const DeltaShape *shape, GatesKind gates, int wh
     expect(ddt_bias, slack, sqrt((double)n));
     expect(dstate, slack, 1.0);
     if (db) expect_beside(db, 0, HV, stride), expect_beside(da, 0, HV, stride);
+    for (size_t i = 0; i < each && slot_of(shape, 0) == SLOT_ANYTHING; i++)
+        if (result(dstate, i) != 0.0) test_fail("dstate[%zu] is not 0, but a document begins", i);
+}
+
+// ---- Mamba-2's rule -------------------------------------------------------------------------------------------------
+// USUAL: heads with short and long memory; LASTING: steps at the least, A near 0; STRONG: log decay -500; NOW_AND_THEN:
+// both; ALIKE: steps at the most, the same key in every token
+static Guarded *ssd_rows(const char *name, const DeltaShape *shape, GatesKind kind) {
+    const size_t n = delta_rows(shape), stride = shape->stride;
+    double *values = case_doubles(n * stride);
+    for (size_t i = 0; i < n * stride; i++) {
+        const double usual = 1.5 * test_normal();
+        const int now = kind == GATES_STRONG || (kind == GATES_NOW_AND_THEN && test_random_below(10) == 0);
+        values[i] = i % stride >= shape->HV ? NAN
+                    : now                   ? 503.0
+                    : kind == GATES_LASTING ? -60.0
+                    : kind == GATES_ALIKE   ? 40.0
+                                            : usual;
+    }
+    return guarded_values(INPUT, name, ops->stored, values, n * stride);
+}
+
+typedef struct {
+    Guarded *x, *dt, *A_log, *D, *dt_bias;
+} SsdInputs;
+
+static SsdInputs ssd_inputs(const DeltaShape *shape, GatesKind kind) {
+    const size_t n = delta_rows(shape), W = delta_channels(shape), HV = shape->HV, first_k = HV * shape->V;
+    SsdInputs in;
+    double *x = case_doubles(n * W), *dt_bias = case_doubles(HV);
+    for (size_t i = 0; i < n * W; i++) {
+        x[i] = test_normal();
+        if (kind == GATES_ALIKE && i % W >= first_k && i >= W) x[i] = x[i - W];
+    }
+    for (size_t i = 0; i < HV; i++) dt_bias[i] = -3.0 + 1.5 * test_normal();
+    in.x = guarded_values(INPUT, "x", ops->stored, x, n * W), in.dt = ssd_rows("dt", shape, kind);
+    in.A_log = normal(INPUT, "A_log", ops->stored, HV, 0.0, kind == GATES_USUAL ? 0.7 : 0.0);
+    in.D = input("D", HV), in.dt_bias = guarded_values(INPUT, "dt_bias", ops->stored, dt_bias, HV);
+    return in;
+}
+
+static void ssd_forward_case(const DeltaShape *shape, GatesKind gates, int what, double slack) {
+    const size_t n = delta_rows(shape), HV = shape->HV, each = delta_state_elements(shape);
+    delta_case("ssd_forward", shape, gates_names[gates]);
+    slack *= gates_slack(gates);
+    const SsdInputs in = ssd_inputs(shape, gates);
+    Guarded *out = what & DELTA_OUT ? output("out", n * HV * shape->V) : NULL;
+    Guarded *state = states_of(CHANGED, "state", ops->summed, shape, slots_of_case(shape), each);
+    Guarded *transfer = what & DELTA_WITH_TRANSFER ? accumulated("transfer", HV) : NULL;
+    Guarded *scratch = scratch_of(SCRATCH_FOR(ssd_forward, shape));
+    CHECK(ssd_forward, of(out), of(state), of(transfer), of(in.x), of(in.dt), of(in.A_log), of(in.D), of(in.dt_bias),
+          shape, of(scratch));
+    expect(out, slack, 1.0); // outputs are sums over earlier tokens, whose terms cancel
+    expect(state, slack, 1.0);
+    expect(transfer, slack, 0.0);
+    expect_slots_untouched(state, shape, each);
+    for (size_t i = 0; transfer && i < HV && slot_of(shape, 0) == SLOT_ANYTHING; i++)
+        if (result(transfer, i) != 0.0) test_fail("transfer[%zu] is not 0, but a document begins", i);
+}
+
+static void ssd_backward_case(const DeltaShape *shape, GatesKind gates, int what, double slack) {
+    static const char *const variants[] = {"", ", without A_log, D and dt_bias", ", dstate alone"};
+    const size_t n = delta_rows(shape), HV = shape->HV, stride = shape->stride, each = delta_state_elements(shape);
+    char variant[80];
+    snprintf(variant, sizeof(variant), "%s%s", gates_names[gates], variants[what]);
+    delta_case("ssd_backward", shape, variant);
+    slack *= gates_slack(gates);
+    const int all = what == DELTA_ALL, rows = what != DELTA_DSTATE;
+    const SsdInputs in = ssd_inputs(shape, gates);
+    Guarded *state = rows ? states_of(INPUT, "state", ops->summed, shape, 1, each) : NULL;
+    Guarded *dstate = accumulated("dstate", each), *dout = input("dout", n * HV * shape->V);
+    Guarded *dx = rows ? output("dx", in.x->count) : NULL, *dA_log = all ? accumulated("dA_log", HV) : NULL;
+    Guarded *ddt = rows ? rows_of(CHANGED, "ddt", n, HV, stride, 1.0) : NULL;
+    Guarded *dD = all ? accumulated("dD", HV) : NULL, *ddt_bias = all ? accumulated("ddt_bias", HV) : NULL;
+    Guarded *scratch = scratch_of(SCRATCH_FOR(ssd_backward, shape));
+    CHECK(ssd_backward, of(dx), of(ddt), of(dA_log), of(dD), of(ddt_bias), of(dstate), of(dout), of(in.x), of(in.dt),
+          of(in.A_log), of(in.D), of(in.dt_bias), of(state), shape, of(scratch));
+    expect(dx, slack, 1.0);
+    expect(ddt, slack, 1.0);
+    expect(dA_log, slack, sqrt((double)n));
+    expect(dD, slack, sqrt((double)(n * shape->V)));
+    expect(ddt_bias, slack, sqrt((double)n));
+    expect(dstate, slack, 1.0);
+    if (ddt) expect_beside(ddt, 0, HV, stride);
     for (size_t i = 0; i < each && slot_of(shape, 0) == SLOT_ANYTHING; i++)
         if (result(dstate, i) != 0.0) test_fail("dstate[%zu] is not 0, but a document begins", i);
 }

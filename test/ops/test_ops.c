@@ -181,6 +181,8 @@ TEST(swiglu) { gated_cases(ACTIVATION_SWIGLU); }
 TEST(geglu) { gated_cases(ACTIVATION_GEGLU); }
 TEST(clamped) { gated_cases(ACTIVATION_CLAMPED); }
 
+TEST(squared_relu) { gated_cases(ACTIVATION_RELU2); }
+
 TEST(gelu) {
     static const size_t counts[] = {1, 2, 3, 7, 8, 15, 16, 17, 33, 64, 65, 127, 1000, 4099, 70001};
     for (size_t i = 0; i < 2 * COUNT_OF(counts); i++)

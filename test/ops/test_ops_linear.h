@@ -13,7 +13,15 @@ no "linear" in them: rows of other matrix products (rows.txt) leave them out. Pa
 // 7 tokens: 3 end a document that has 2 earlier tokens; then a document of one token, and one of three.
 static DeltaShape shape_of_seven(void) {
     static const Span span[] = {{0, 2, 5, 0}, {5, 5, 6, 3}, {8, 8, 11, 4}};
-    const DeltaShape shape = {{span, 3, 0, 0.0}, 2, 4, 3, 2, 4, 23, 0, 0, 1};
+    const DeltaShape shape = {.spans = {span, 3, 0, 0.0},
+                              .HK = 2,
+                              .HV = 4,
+                              .K = 3,
+                              .V = 2,
+                              .taps = 4,
+                              .stride = 23,
+                              .doubled = 1,
+                              .most = INFINITY};
     return shape;
 }
 enum { SEVEN_W = 2 * 2 * 3 + 4 * 2, SEVEN_STATE = 4 * 3 * 2, SEVEN_STRIDE = 23 };
@@ -37,22 +45,29 @@ static void latent_problem_back(double *const *d, const double *dout, double *co
 }
 
 static void gated_norm_problem(double *out, double *const *x) {
-    reference_gated_norm_forward(out, x[0], x[1], x[2], 2, 3, 4, 13, 1e-2);
+    reference_gated_norm_forward(out, x[0], x[1], x[2], 2, 3, 4, 13, 0, 1e-2);
 }
 static void gated_norm_problem_back(double *const *d, const double *dout, double *const *x) {
-    reference_gated_norm_backward(d[0], d[1], d[2], dout, x[0], x[1], x[2], 2, 3, 4, 13, 1e-2, NULL);
+    reference_gated_norm_backward(d[0], d[1], d[2], dout, x[0], x[1], x[2], 2, 3, 4, 13, 0, 1e-2, NULL);
+}
+
+static void gate_first_problem(double *out, double *const *x) {
+    reference_gated_norm_forward(out, x[0], x[1], x[2], 2, 3, 4, 13, 1, 1e-2);
+}
+static void gate_first_problem_back(double *const *d, const double *dout, double *const *x) {
+    reference_gated_norm_backward(d[0], d[1], d[2], dout, x[0], x[1], x[2], 2, 3, 4, 13, 1, 1e-2, NULL);
 }
 
 // out, then the columns after the call
 static void conv_problem(double *out, double *const *x) {
     const DeltaShape shape = shape_of_seven();
     memcpy(out + 7 * SEVEN_W, x[2], 3 * SEVEN_W * sizeof(double));
-    reference_conv_forward(out, out + 7 * SEVEN_W, x[0], x[1], &shape);
+    reference_conv_forward(out, out + 7 * SEVEN_W, x[0], x[1], x[3], &shape);
 }
 static void conv_problem_back(double *const *d, const double *dout, double *const *x) {
     const DeltaShape shape = shape_of_seven();
     memcpy(d[2], dout + 7 * SEVEN_W, 3 * SEVEN_W * sizeof(double));
-    reference_conv_backward(d[0], d[1], d[2], dout, x[0], x[2], x[1], &shape, NULL);
+    reference_conv_backward(d[0], d[1], d[3], d[2], dout, x[0], x[2], x[1], x[3], &shape, NULL);
 }
 
 // A short convolution of 5 channels with gates
@@ -104,13 +119,34 @@ static void delta_goes_on_back(double *const *d, const double *dout, double *con
     delta_problem_back(d, dout, x, &shape);
 }
 
+// Mamba-2's rule: least and most are bounds that some steps reach
+static void ssd_problem(double *out, double *const *x, DeltaShape shape) {
+    shape.ssd = 1, shape.least = 0.3, shape.most = 1.5;
+    memcpy(out + 7 * 8, x[5], SEVEN_STATE * sizeof(double));
+    reference_ssd_forward(out, out + 7 * 8, NULL, x[0], x[1], x[2], x[3], x[4], &shape, NULL);
+}
+static void ssd_problem_back(double *const *d, const double *dout, double *const *x, DeltaShape shape) {
+    shape.ssd = 1, shape.least = 0.3, shape.most = 1.5;
+    memcpy(d[5], dout + 7 * 8, SEVEN_STATE * sizeof(double));
+    reference_ssd_backward(d[0], d[1], d[2], d[3], d[4], d[5], dout, x[0], x[1], x[2], x[3], x[4], x[5], &shape, NULL);
+}
+static void ssd_documents(double *out, double *const *x) { ssd_problem(out, x, shape_of_seven()); }
+static void ssd_documents_back(double *const *d, const double *dout, double *const *x) {
+    ssd_problem_back(d, dout, x, shape_of_seven());
+}
+static void ssd_goes_on(double *out, double *const *x) { ssd_problem(out, x, shape_of_one_document()); }
+static void ssd_goes_on_back(double *const *d, const double *dout, double *const *x) {
+    ssd_problem_back(d, dout, x, shape_of_one_document());
+}
+
 static const Problem linear_problems[] = {
     {"gate", {9, 9}, 9, gate_problem, gate_problem_back},
     {"gate of a head", {12, 3}, 12, head_gate_problem, head_gate_problem_back},
     {"latents", {48, 4}, 60, latent_problem, latent_problem_back},
     {"gated norm", {24, 26, 4}, 24, gated_norm_problem, gated_norm_problem_back},
+    {"norm after the gate", {24, 26, 12}, 24, gate_first_problem, gate_first_problem_back},
     {"convolution",
-     {7 * SEVEN_STRIDE, 4 * SEVEN_W, 3 * SEVEN_W},
+     {7 * SEVEN_STRIDE, 4 * SEVEN_W, 3 * SEVEN_W, SEVEN_W},
      7 * SEVEN_W + 3 * SEVEN_W,
      conv_problem,
      conv_problem_back},
@@ -125,6 +161,16 @@ static const Problem linear_problems[] = {
      7 * 8 + SEVEN_STATE,
      delta_goes_on,
      delta_goes_on_back},
+    {"Mamba-2 of documents",
+     {7 * SEVEN_W, 7 * SEVEN_STRIDE, 4, 4, 4, SEVEN_STATE},
+     7 * 8 + SEVEN_STATE,
+     ssd_documents,
+     ssd_documents_back},
+    {"Mamba-2 that goes on",
+     {7 * SEVEN_W, 7 * SEVEN_STRIDE, 4, 4, 4, SEVEN_STATE},
+     7 * 8 + SEVEN_STATE,
+     ssd_goes_on,
+     ssd_goes_on_back},
 };
 
 TEST(reference_gradients_of_delta) {
@@ -145,8 +191,8 @@ TEST(split_heads) {
 
 // Shared parts of keys of no, some and all elements; rows that packs of 16 bytes fit or do not
 TEST(latents) {
-    static const size_t shapes[][4] = {{1, 1, 2, 1}, {3, 3, 10, 4}, {7, 2, 16, 8}, {5, 20, 64, 16}, {9, 1, 8, 8},
-                                       {33, 3, 36, 12}};
+    static const size_t shapes[][4] = {{1, 1, 2, 1},    {3, 3, 10, 4}, {7, 2, 16, 8},
+                                       {5, 20, 64, 16}, {9, 1, 8, 8},  {33, 3, 36, 12}};
     for (size_t i = 0; i < COUNT_OF(shapes); i++) {
         const size_t *shape = shapes[i];
         const OpShape s = {.n = shape[0], .NH = shape[1], .HD = shape[2], .R = shape[3], .C = shape[2]};
@@ -189,17 +235,19 @@ TEST(gate_of_heads) { // tokens, heads, elements of a head
     }
 }
 
-TEST(gated_norm) {
+TEST(gated_norm) { // a third of the shapes with the gate first
     static const size_t shapes[][3] = {{1, 1, 1},  {3, 2, 2},   {1, 4, 7},   {5, 3, 16},   {2, 6, 33},  {9, 2, 64},
                                        {4, 3, 96}, {3, 5, 128}, {65, 1, 17}, {33, 16, 32}, {2, 2, 1025}};
     static const char *const variants[] = {"", ", out is x, dx is dout", ", no dz, no dw"};
     for (size_t i = 0; i < COUNT_OF(shapes); i++)
         for (size_t variant = 0; variant < COUNT_OF(variants); variant++) {
             const size_t HV = shapes[i][1], V = shapes[i][2], stride = HV * V + ((i + variant) % 3 ? i : 0);
-            const OpShape s = {
-                .n = shapes[i][0], .norm = {1e-5, 0.0, NORM_RMS}, .delta = {.HV = HV, .V = V, .stride = stride}};
+            const OpShape s = {.n = shapes[i][0],
+                               .norm = {1e-5, 0.0, NORM_RMS},
+                               .delta = {.HV = HV, .V = V, .stride = stride},
+                               .back = (i / 3 + variant) % 3 == 0 || V > 100};
             if (EMULATED && (i + variant) % 3) continue;
-            case_of(variants[variant], "gated norm, stride=%zu", stride);
+            case_of(variants[variant], "gated norm, stride=%zu%s", stride, s.back ? ", gate first" : "");
             drawn("z", 0.0, 2.0);
             case_gated_norm_forward(&s);
             case_gated_norm_backward(&s);
@@ -217,7 +265,7 @@ static const struct {
                    {0, {191}}};
 
 static DeltaShape shape_of_case(Span *span, size_t spans, size_t HK, size_t HV, size_t K, size_t V, size_t taps) {
-    DeltaShape shape = {{NULL, 0, 0, 0.0}, HK, HV, K, V, taps, 0, 0, 0, spans % 2};
+    DeltaShape shape = {.HK = HK, .HV = HV, .K = K, .V = V, .taps = taps, .doubled = spans % 2, .most = INFINITY};
     shape.spans = documents_of(span, spans_cases[spans].lengths, spans_cases[spans].before);
     shape.stride = delta_channels(&shape) + (spans % 3 ? HV * V + 2 * HV : spans % 2);
     return shape;
@@ -252,16 +300,16 @@ TEST(conv) {
         const size_t K = sizes[s % 5], V = sizes[(s + 3) % 5];
         const DeltaShape shape = shape_of_case(span, s % COUNT_OF(spans_cases), HK, HV, K, V, taps[(s + s / 16) % 6]);
         if (EMULATED && !all_cases() && s % 2) continue;
-        conv_forward_case(&shape);
-        conv_backward_case(&shape, s % 4 != 3);
+        conv_forward_case(&shape, s % 2);
+        conv_backward_case(&shape, s % 4 != 3, s % 2);
     }
     for (size_t s = 0; s < 8; s++) { // shorter than the taps, in a longer document
         const DeltaShape shape = shape_of_case(span, 1 + s / 2, 1, 2, 3, 5, s % 2 ? 8 : 4);
-        conv_backward_case(&shape, 1);
+        conv_backward_case(&shape, 1, s % 2);
     }
     const DeltaShape wide = shape_of_case(span, 14, 2, 4, 128, 128, 4);
-    conv_forward_case(&wide);
-    conv_backward_case(&wide, 1);
+    conv_forward_case(&wide, 1);
+    conv_backward_case(&wide, 1, 1);
 }
 
 // Generation: documents begin in slots of 100 tokens; one token each, a prompt in slot 2, prompts and single tokens.
@@ -276,21 +324,26 @@ TEST(conv_with_gates) {
     for (size_t s = 0; s < COUNT_OF(spans_cases); s++) {
         const DeltaShape shape = with_gates(shape_of_case(span, s, 0, widths[s % 5], 0, 1, taps[s % 6]), s);
         if (EMULATED && !all_cases() && s % 2) continue;
-        conv_forward_case(&shape);
-        conv_backward_case(&shape, s % 4 != 3);
+        conv_forward_case(&shape, 0);
+        conv_backward_case(&shape, s % 4 != 3, 0);
     }
     for (size_t s = 0; s < 4; s++) { // shorter than the taps, in a longer document
         const DeltaShape shape = with_gates(shape_of_case(span, 1 + s, 0, 16, 0, 1, s % 2 ? 7 : 3), s);
-        conv_backward_case(&shape, 1);
+        conv_backward_case(&shape, 1, 0);
     }
     for (size_t s = 0; s < 2 * COUNT_OF(in_slots); s++) {
-        const DeltaShape shape = {in_slots[s / 2], 0, s % 2 ? 24 : 5, 0, 1, s % 2 ? 7 : 3, 0, 100, 0};
+        const DeltaShape shape = {.spans = in_slots[s / 2],
+                                  .HV = s % 2 ? 24 : 5,
+                                  .V = 1,
+                                  .taps = s % 2 ? 7 : 3,
+                                  .slot_tokens = 100,
+                                  .gates = 1};
         const DeltaShape gated = with_gates(shape, s);
-        conv_forward_case(&gated);
+        conv_forward_case(&gated, 0);
     }
     const DeltaShape wide = with_gates(shape_of_case(span, 14, 0, 1032, 0, 1, 3), 0);
-    conv_forward_case(&wide);
-    conv_backward_case(&wide, 1);
+    conv_forward_case(&wide, 0);
+    conv_backward_case(&wide, 1, 0);
 }
 
 // Rounding errors of a state, and of what is solved with it, accumulate.
@@ -337,12 +390,54 @@ TEST(delta_of_slots) {
     static const size_t heads[][4] = {{1, 2, 16, 8}, {2, 2, 3, 17}, {1, 1, 64, 33}};
     for (size_t s = 0; s < COUNT_OF(in_slots) * COUNT_OF(heads); s++) {
         const size_t *h = heads[s / COUNT_OF(in_slots)];
-        DeltaShape shape = {
-            in_slots[s % COUNT_OF(in_slots)], h[0], h[1], h[2], h[3], s % 2 ? 4 : 2, 0, 100, 0, s % 3 == 0};
+        DeltaShape shape = {.spans = in_slots[s % COUNT_OF(in_slots)],
+                            .HK = h[0],
+                            .HV = h[1],
+                            .K = h[2],
+                            .V = h[3],
+                            .taps = s % 2 ? 4 : 2,
+                            .slot_tokens = 100,
+                            .doubled = s % 3 == 0,
+                            .most = INFINITY};
         shape.stride = delta_channels(&shape) + s;
-        conv_forward_case(&shape);
+        conv_forward_case(&shape, s % 2);
         delta_forward_case(&shape, GATES_USUAL, s % 5 ? DELTA_OUT : 0, delta_slack(&shape));
+        shape.ssd = 1;
+        ssd_forward_case(&shape, GATES_USUAL, s % 5 ? DELTA_OUT : 0, 4.0);
     }
+}
+
+// ---- Mamba-2's rule -------------------------------------------------------------------------------------------------
+static DeltaShape ssd_shape_of_case(Span *span, size_t spans, size_t HK, size_t HV, size_t K, size_t V) {
+    DeltaShape shape = shape_of_case(span, spans, HK, HV, K, V, 4);
+    shape.ssd = 1, shape.least = spans % 2 ? 0.001 : 0.0, shape.most = spans % 3 ? INFINITY : 0.5;
+    return shape;
+}
+
+TEST(ssd) {
+    Span span[MOST_SPANS];
+    for (size_t s = 0; s < COUNT_OF(delta_shapes); s++) {
+        const size_t *of_case = delta_shapes[s];
+        const DeltaShape shape = ssd_shape_of_case(span, of_case[4], of_case[0], of_case[1], of_case[2], of_case[3]);
+        if (delta_shape_is_left_out(s)) continue;
+        ssd_forward_case(&shape, GATES_USUAL, s % 3 == 1 ? DELTA_OUT | DELTA_WITH_TRANSFER : DELTA_OUT, 4.0);
+        ssd_forward_case(&shape, GATES_USUAL, s % 3 == 2 ? DELTA_WITH_TRANSFER : 0, 4.0);
+        ssd_backward_case(&shape, GATES_USUAL, s % 5 == 4 ? DELTA_NO_HEADS : DELTA_ALL, 4.0);
+        ssd_backward_case(&shape, GATES_USUAL, DELTA_DSTATE, 4.0);
+    }
+}
+
+// Steps at both bounds, decays of exp(-500), and a state that adds up equal keys. Steps of 500 enlarge what cancels.
+TEST(ssd_of_extreme_steps) {
+    static const size_t spans[] = {11, 12, 14};
+    Span span[MOST_SPANS];
+    for (size_t i = 0; i < COUNT_OF(spans); i++)
+        for (int gates = GATES_LASTING; gates < GATES; gates++) {
+            const DeltaShape shape = ssd_shape_of_case(span, spans[i], 1, 2, i ? 16 : 5, i ? 8 : 33);
+            if (EMULATED && !all_cases() && (size_t)gates % COUNT_OF(spans) != i) continue;
+            ssd_forward_case(&shape, (GatesKind)gates, DELTA_OUT | DELTA_WITH_TRANSFER, 8.0);
+            ssd_backward_case(&shape, (GatesKind)gates, DELTA_ALL, 8.0);
+        }
 }
 
 // ---- a call in parts ------------------------------------------------------------------------------------------------
@@ -404,7 +499,7 @@ static void run_parts(const Parts *p, const DeltaInputs *in, const Guarded *x, c
         const DeltaShape part = part_of(whole, row, cut[i], span);
         copy_tensor(p->kept_columns, i * columns, p->columns, columns);
         copy_tensor(p->kept_state, i * each, p->state, each);
-        ops->conv_forward(from(p->conv, row * W), p->columns->data, from(x, row * stride), weight->data, &part);
+        ops->conv_forward(from(p->conv, row * W), p->columns->data, from(x, row * stride), weight->data, NULL, &part);
         ops->delta_forward(from(p->out, row * HV * V), p->state->data, NULL, from(in->x, row * W),
                            from(in->b, row * stride), from(in->a, row * stride), in->A_log->data, in->dt_bias->data,
                            &part, scratch->data);
@@ -412,9 +507,9 @@ static void run_parts(const Parts *p, const DeltaInputs *in, const Guarded *x, c
     for (size_t i = count; i-- > 0;) {
         const size_t row = i ? cut[i - 1] : 0;
         const DeltaShape part = part_of(whole, row, cut[i], span);
-        ops->conv_backward(from(p->dconv, row * stride), p->dweight->data, p->dcolumns->data, from(in->x, row * W),
-                           from(x, row * stride), from(p->kept_columns, i * columns), weight->data, &part,
-                           scratch->data);
+        ops->conv_backward(from(p->dconv, row * stride), p->dweight->data, NULL, p->dcolumns->data,
+                           from(in->x, row * W), from(x, row * stride), from(p->kept_columns, i * columns),
+                           weight->data, NULL, &part, scratch->data);
         ops->delta_backward(from(p->dx, row * W), from(p->db, row * stride), from(p->da, row * stride), p->dA_log->data,
                             p->ddt_bias->data, p->dstate->data, from(dout, row * HV * V), from(in->x, row * W),
                             from(in->b, row * stride), from(in->a, row * stride), in->A_log->data, in->dt_bias->data,
@@ -431,7 +526,7 @@ static void expect_alike(const Guarded *found, const Guarded *wanted, double sca
 
 static size_t scratch_for(const DeltaShape *shape) {
     const size_t forward = ops->delta_forward_scratch(shape), backward = ops->delta_backward_scratch(shape);
-    const size_t conv = ops->conv_backward_scratch(shape), most = forward > backward ? forward : backward;
+    const size_t conv = ops->conv_backward_scratch(shape, 0), most = forward > backward ? forward : backward;
     return most > conv ? most : conv;
 }
 

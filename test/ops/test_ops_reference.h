@@ -137,6 +137,7 @@ OF_KIND(activation, swiglu, ACTIVATION_SWIGLU)
 OF_KIND(activation, geglu, ACTIVATION_GEGLU)
 OF_KIND(activation, gelu, ACTIVATION_GELU)
 OF_KIND(activation, clamped, ACTIVATION_CLAMPED)
+OF_KIND(activation, relu2, ACTIVATION_RELU2)
 OF_KIND(logprob, plain, 0.0)
 OF_KIND(logprob, capped, 1.5)
 
@@ -153,6 +154,7 @@ static const Problem problems[] = {
     {"geglu", {30}, 15, activation_geglu_forward, activation_geglu_backward},
     {"gelu", {15}, 15, activation_gelu_forward, activation_gelu_backward},
     {"clamped", {30}, 15, activation_clamped_forward, activation_clamped_backward},
+    {"squared ReLU", {15}, 15, activation_relu2_forward, activation_relu2_backward},
     {"sinks", {72, 42, 42, 4}, 72, sinks_forward, sinks_backward},
     {"logprob", {54}, 6, logprob_plain_forward, logprob_plain_backward},
     {"logprob, capped", {54}, 6, logprob_capped_forward, logprob_capped_backward},

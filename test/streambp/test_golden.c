@@ -153,7 +153,8 @@ static void expect_no_worse(const Golden *g, TinyResult found) {
     double full = tiny_difference(&whole, g->full.gradient, g->gradients);
     testing.worst = fmax(testing.worst, error / (1.05 * full));
     // Some models magnify rounding: 1.5 times as far off as transformers in bf16 (make_golden.py --bf16) is of gemma4-e,
-    // gemma4, gpt_oss, muse_glimmer, qwen3_next, and olmo_hybrid, whose gated norm has a fixed epsilon of 1e-5.
+    // gemma4, gpt_oss, muse_glimmer, qwen3_next, olmo_hybrid, whose gated norm has a fixed epsilon of 1e-5, and nemotron_h
+    // (with the scan's output in bf16, where its fused kernels store it).
     const Family *family = g->config.family;
     const double most = g->config.hidden_size_per_layer_input      ? 1.5 * 0.301
                         : family->unscaled_attention               ? 1.5 * 0.087
@@ -161,6 +162,7 @@ static void expect_no_worse(const Golden *g, TinyResult found) {
                         : family->qk_norm == QK_NORM_BARE          ? 1.5 * 0.0592
                         : family->fused_heads                      ? 1.5 * 0.0711
                         : family->linear_pre_norms                 ? 1.5 * 0.0935
+                        : family->ssd                              ? 1.5 * 0.0972
                                                                    : 0.05;
     if (!(full < most)) test_fail("full is off by %.3g", full);
     if (!(error <= 1.05 * full)) test_fail("off by %.4g, full by %.4g", error, full);
@@ -238,6 +240,7 @@ TEST(qwen3_moe) { FOLDER("qwen3_moe"); }
 TEST(qwen3_moe_fused) { FOLDER("qwen3_moe-fused"); }
 TEST(qwen3_5_moe) { FOLDER("qwen3_5_moe"); }
 TEST(qwen3_next) { FOLDER("qwen3_next"); }
+TEST(nemotron_h) { FOLDER("nemotron_h"); }
 TEST(mixtral) { FOLDER("mixtral"); }
 TEST(glm4_moe) { FOLDER("glm4_moe"); }
 TEST(glm4_moe_lite) { FOLDER("glm4_moe_lite"); }
@@ -262,6 +265,7 @@ TEST(olmo2) { ALONE(FOLDER("olmo2")); }
 TEST(phi3) { ALONE(FOLDER("phi3")); }
 TEST(qwen3_yarn) { ALONE(FOLDER("qwen3-yarn")); }
 TEST(qwen3_5_heads) { ALONE(FOLDER("qwen3_5-heads")); }
+TEST(nemotron_h_dense) { ALONE(FOLDER("nemotron_h-dense")); }
 TEST(qwen3_5_one) { ALONE(FOLDER("qwen3_5-one")); }
 TEST(qwen3_5_linear) { ALONE(FOLDER("qwen3_5-linear")); }
 TEST(qwen3_5_full) { ALONE(FOLDER("qwen3_5-full")); }

@@ -22,11 +22,17 @@ static double bound(void) {
     "shared_expert_intermediate_size=6,mlp_only_layers=1,linear_key_head_dim=3,linear_value_head_dim=5,"               \
     "linear_num_key_heads=2,linear_num_value_heads=4,rms_norm_eps=1e-3"
 static const char *const models[] = {TINY_GPT2,   TINY_BIASED,
+
                                      TINY_QWEN3,  TINY_GEMMA ",sliding_window=9,layer_types=ssf",
+
                                      TINY_LLLF,   EXPERTS,
+
                                      FUSED,       TINY_BARE,
                                      TINY_SHORT,  TINY_SHAPES,
-                                     TINY_SHARED, TINY_SINKS,
+
+                                     TINY_SHARED, TINY_MAMBA,
+                                     TINY_SINKS,
+
                                      TINY_BESIDE, TINY_OWN ",tie_word_embeddings=false"};
 enum { MODELS = COUNT_OF(models) };
 

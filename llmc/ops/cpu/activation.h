@@ -1,5 +1,5 @@
 /*
-SwiGLU, GELU, GeGLU (a GELU that gates) and the clamped SwiGLU, forward and backward, by the logistic function s(z) =
+SwiGLU, GELU, GeGLU (a GELU that gates), the clamped SwiGLU and the squared ReLU, forward and backward, by the logistic function s(z) =
 1 / (1 + exp(-z)):
 
     silu(g) = g s(g)                  silu'(g) = s + g s (1 - s)
@@ -82,13 +82,29 @@ VECTOR_INLINE void clamped_back(floatX *din, const floatX *dout, const floatX *i
     }
 }
 
+// ---- squared ReLU -------------------------------------------------------------------------------------------------
+VECTOR_INLINE void relu2(floatX *out, const floatX *in, size_t FF) {
+    for (size_t i = 0; i < FF; i += VECTOR_LANES) {
+        const Vector x = vector_max(vector_load_first(in + i, FF - i, 0), vector_of(0));
+        vector_store_first(out + i, x * x, FF - i);
+    }
+}
+
+VECTOR_INLINE void relu2_back(floatX *din, const floatX *dout, const floatX *in, size_t FF) {
+    for (size_t i = 0; i < FF; i += VECTOR_LANES) {
+        const Vector x = vector_max(vector_load_first(in + i, FF - i, 0), vector_of(0));
+        vector_store_first(din + i, 2 * x * vector_load_first(dout + i, FF - i, 0), FF - i);
+    }
+}
+
 // ---- rows -----------------------------------------------------------------------------------------------------------
 static VECTOR_FUNCTION void activation_row(floatX *out, const floatX *in, Activation a, size_t FF) {
     switch (a.kind) {
     case ACTIVATION_SWIGLU: activate(out, in, in + FF, FF, 0); break;
     case ACTIVATION_GEGLU: activate(out, in, in + FF, FF, 1); break;
     case ACTIVATION_GELU: activate(out, in, NULL, FF, 1); break;
-    case ACTIVATION_CLAMPED: clamped(out, in, a, FF);
+    case ACTIVATION_CLAMPED: clamped(out, in, a, FF); break;
+    case ACTIVATION_RELU2: relu2(out, in, FF);
     }
 }
 
@@ -98,7 +114,8 @@ static VECTOR_FUNCTION void activation_row_back(floatX *din, const floatX *dout,
     case ACTIVATION_SWIGLU: activate_back(din, din + FF, dout, in, in + FF, FF, 0); break;
     case ACTIVATION_GEGLU: activate_back(din, din + FF, dout, in, in + FF, FF, 1); break;
     case ACTIVATION_GELU: activate_back(din, NULL, dout, in, NULL, FF, 1); break;
-    case ACTIVATION_CLAMPED: clamped_back(din, dout, in, a, FF);
+    case ACTIVATION_CLAMPED: clamped_back(din, dout, in, a, FF); break;
+    case ACTIVATION_RELU2: relu2_back(din, dout, in, FF);
     }
 }
 

@@ -7,6 +7,8 @@ document pass from call to call; their gradients pass back. With y_t the sum at 
 
 With gates x above is u = B x, d_t = dout_t C_t, dC_t = dout_t y_t, and du gives dB = du x and dx = du B.
 
+The bias is one more weight, of an input that is 1: row `taps` of a strip's weights and of their gradients.
+
 Rows are walked in strips of channels: a strip's last taps rows and its weights stay in the L1 cache. Backward cuts the
 rows into parts by their number alone, each with its own dw; d of the taps - 1 tokens after a part is computed twice. So
 the result does not depend on the number of threads.
@@ -24,11 +26,14 @@ typedef floatS ConvStrip[CONV_STRIP + CACHE_LINE]; // padding: rows start in dif
 static const floatX conv_nothing[CONV_STRIP]; // x of tokens before a document: zeros
 static const ConvStrip conv_no_slope;         // d of tokens after a document or the call: zeros
 
-// Loads the weights of a strip of channels, tap by tap.
-static void conv_weights(ConvStrip *w, const floatX *weight, size_t taps, size_t count) {
-    memset(w, 0, taps * sizeof(*w));
-    for (size_t c = 0; c < count; c++)
-        for (size_t j = 0; j < taps; j++) w[j][c] = load(weight[c * taps + j]);
+// Loads the weights of a strip of channels, tap by tap, then the bias (NULL: 0).
+static void conv_weights(ConvStrip *w, const floatX *weight, const floatX *bias, size_t taps, size_t channel,
+                         size_t count) {
+    memset(w, 0, (taps + 1) * sizeof(*w));
+    for (size_t c = 0; c < count; c++) {
+        for (size_t j = 0; j < taps; j++) w[j][c] = load(weight[(channel + c) * taps + j]);
+        if (bias) w[taps][c] = load(bias[channel + c]);
+    }
 }
 
 // Products B x of the tokens that a walk read last. row[i]: of the row of B at of[i]
@@ -67,9 +72,9 @@ static void conv_inputs(const floatX **in, ConvProducts *products, const floatX 
     }
 }
 
-// Returns the sum over j of w_j in_j at channels c, c + 1, ...
+// Returns the bias + sum over j of w_j in_j at channels c, c + 1, ...
 VECTOR_INLINE Vector conv_sum(const floatX *const *in, const ConvStrip *w, size_t taps, size_t c, size_t count) {
-    Vector sum = {0};
+    Vector sum = vector_load(w[taps] + c);
     for (size_t j = 0; j < taps; j++) sum += vector_load(w[j] + c) * vector_load_first(in[j] + c, count - c, 0);
     return sum;
 }
@@ -104,11 +109,12 @@ static const floatX *conv_own_row(const floatX *x, const DeltaShape *shape, size
 
 // Computes rows [from, end) of the call, `count` channels.
 static void conv_forward_rows(floatX *out, const floatX *columns, const floatX *x, const floatX *weight,
-                              const DeltaShape *shape, size_t from, size_t end, size_t channel, size_t count) {
+                              const floatX *bias, const DeltaShape *shape, size_t from, size_t end, size_t channel,
+                              size_t count) {
     const size_t W = delta_channels(shape), taps = shape->taps;
-    ConvStrip w[CONV_TAPS_MAX];
+    ConvStrip w[CONV_TAPS_MAX + 1];
     ConvProducts products;
-    conv_weights(w, weight + channel * taps, taps, count);
+    conv_weights(w, weight, bias, taps, channel, count);
     memset(products.of, 0, sizeof(products.of));
     for (size_t i = 0; i < shape->spans.count; i++) {
         const Span *span = &shape->spans.span[i];
@@ -135,7 +141,7 @@ static void conv_keep(floatX *columns, const floatX *x, const DeltaShape *shape,
         memmove(columns + j * W + channel, in[j + 1], count * sizeof(floatX));
 }
 
-static void cpu_conv_forward(Stored *out, Stored *columns, const Stored *x, const Stored *weight,
+static void cpu_conv_forward(Stored *out, Stored *columns, const Stored *x, const Stored *weight, const Stored *bias,
                              const DeltaShape *shape) {
     const size_t W = delta_channels(shape), n = delta_rows(shape), kept = (shape->taps - 1) * W;
 #pragma omp parallel if (n * W >= PARALLEL_MIN)
@@ -144,7 +150,8 @@ static void cpu_conv_forward(Stored *out, Stored *columns, const Stored *x, cons
         for (size_t row = 0; row < n; row += CONV_ROWS)
             for (size_t c = 0; c < W; c += CONV_STRIP)
                 conv_forward_rows((floatX *)out, (const floatX *)columns, (const floatX *)x, (const floatX *)weight,
-                                  shape, row, min_size(row + CONV_ROWS, n), c, min_size(CONV_STRIP, W - c));
+                                  (const floatX *)bias, shape, row, min_size(row + CONV_ROWS, n), c,
+                                  min_size(CONV_STRIP, W - c));
 #pragma omp for schedule(static)
         for (size_t c = 0; c < W; c += CONV_STRIP)
             for (size_t i = shape->slot_tokens || !n ? 0 : shape->spans.count - 1; i < shape->spans.count; i++)
@@ -157,10 +164,10 @@ static void cpu_conv_forward(Stored *out, Stored *columns, const Stored *x, cons
 
 static size_t conv_parts(size_t n) { return n < 2 * TOKEN_GROUP ? 1 : min_size(n / TOKEN_GROUP, 64); }
 
-// Sizes scratch[parts][taps][W, rounded up]: each part's dw
+// Sizes scratch[parts][taps, then the bias][W, rounded up]: each part's dw
 static size_t conv_part_row(const DeltaShape *shape) { return round_up(delta_channels(shape), CONV_STRIP); }
-static size_t cpu_conv_backward_scratch(const DeltaShape *shape) {
-    return conv_parts(delta_rows(shape)) * shape->taps * conv_part_row(shape);
+static size_t cpu_conv_backward_scratch(const DeltaShape *shape, int biased) {
+    return conv_parts(delta_rows(shape)) * (shape->taps + (size_t)biased) * conv_part_row(shape);
 }
 
 // The rows of C and of dC of a token; C NULL: no gates, dC NULL: not computed
@@ -188,6 +195,7 @@ VECTOR_INLINE void conv_row_slope(floatS *d, ConvStrip *dw, const floatX *dout, 
             floatS *sum = dw[j] + c;
             vector_store(sum, vector_load(sum) + g * vector_load_first(in[j] + c, count - c, 0));
         }
+        vector_store(dw[taps] + c, vector_load(dw[taps] + c) + g);
     }
 }
 
@@ -224,8 +232,9 @@ static VECTOR_FUNCTION void conv_row_back_of(floatX *dx, const floatX *b, size_t
 typedef struct {
     floatX *dx;
     floatS *dcolumns, *parts; // parts NULL: dweight is not computed
-    const floatX *dout, *x, *columns, *weight;
+    const floatX *dout, *x, *columns, *weight, *bias;
     const DeltaShape *shape;
+    size_t rows; // rows of a part: taps, and 1 for the bias
 } ConvBackward;
 
 // Runs tokens [from, end) of a span backward. dw: sums of this part and strip. The last span adds dcolumns.
@@ -260,17 +269,17 @@ static void conv_span_back(const ConvBackward *b, size_t i, size_t from, size_t 
 
 static void conv_part_back(const ConvBackward *b, size_t part, size_t from, size_t end, size_t channel, size_t count) {
     const size_t taps = b->shape->taps, width = conv_part_row(b->shape);
-    ConvStrip w[CONV_TAPS_MAX], dw[CONV_TAPS_MAX];
-    conv_weights(w, b->weight + channel * taps, taps, count);
-    memset(dw, 0, taps * sizeof(*dw));
+    ConvStrip w[CONV_TAPS_MAX + 1], dw[CONV_TAPS_MAX + 1];
+    conv_weights(w, b->weight, b->bias, taps, channel, count);
+    memset(dw, 0, (taps + 1) * sizeof(*dw));
     for (size_t i = 0; i < b->shape->spans.count; i++) {
         const Span *span = &b->shape->spans.span[i];
         const size_t first = max_size(from, span->row), last = min_size(end, span->row + span->end - span->begin);
         if (first < last)
             conv_span_back(b, i, first - span->row, last - span->row, channel, count, w, b->parts ? dw : NULL);
     }
-    for (size_t j = 0; j < taps && b->parts; j++)
-        memcpy(b->parts + (part * taps + j) * width + channel, dw[j], CONV_STRIP * sizeof(floatS));
+    for (size_t j = 0; j < b->rows && b->parts; j++)
+        memcpy(b->parts + (part * b->rows + j) * width + channel, dw[j], CONV_STRIP * sizeof(floatS));
 }
 
 // Computes dcolumns, the gradients of taps - 1 tokens before the call. Adds the first span's sums and, in short calls,
@@ -278,9 +287,9 @@ static void conv_part_back(const ConvBackward *b, size_t part, size_t from, size
 static void conv_columns_back(const ConvBackward *b, size_t channel, size_t count) {
     const Span *span = &b->shape->spans.span[0];
     const size_t W = delta_channels(b->shape), taps = b->shape->taps, length = span->end - span->begin;
-    ConvStrip w[CONV_TAPS_MAX], d[CONV_TAPS_MAX];
+    ConvStrip w[CONV_TAPS_MAX + 1], d[CONV_TAPS_MAX];
     ConvProducts products;
-    conv_weights(w, b->weight + channel * taps, taps, count);
+    conv_weights(w, b->weight, b->bias, taps, channel, count);
     memset(products.of, 0, sizeof(products.of));
     for (size_t t = 0; t < min_size(length, taps - 1); t++) {
         const floatX *in[CONV_TAPS_MAX];
@@ -301,25 +310,29 @@ static void conv_columns_back(const ConvBackward *b, size_t channel, size_t coun
     }
 }
 
-static void conv_add_parts(floatS *dweight, const floatS *part, size_t parts, size_t taps, size_t width, size_t count) {
-    for (size_t j = 0; j < taps; j++) {
-        ConvStrip sum = {0};
-        for (size_t p = 0; p < parts; p++)
-            for (size_t c = 0; c < CONV_STRIP; c++) sum[c] += part[(p * taps + j) * width + c];
-        for (size_t c = 0; c < count; c++) dweight[c * taps + j] += sum[c];
-    }
+// Adds up the parts' row j. step: elements from channel to channel of d
+static void conv_add_parts(const ConvBackward *b, floatS *d, size_t step, size_t j, size_t parts, size_t channel,
+                           size_t count) {
+    const size_t width = conv_part_row(b->shape);
+    ConvStrip sum = {0};
+    for (size_t p = 0; p < parts; p++)
+        for (size_t c = 0; c < CONV_STRIP; c++) sum[c] += b->parts[(p * b->rows + j) * width + channel + c];
+    for (size_t c = 0; c < count; c++) d[(channel + c) * step] += sum[c];
 }
 
-static void cpu_conv_backward(Stored *dx, Summed *dweight, Summed *dcolumns, const Stored *dout, const Stored *x,
-                              const Stored *columns, const Stored *weight, const DeltaShape *shape, Summed *scratch) {
+static void cpu_conv_backward(Stored *dx, Summed *dweight, Summed *dbias, Summed *dcolumns, const Stored *dout,
+                              const Stored *x, const Stored *columns, const Stored *weight, const Stored *bias,
+                              const DeltaShape *shape, Summed *scratch) {
     const ConvBackward b = {(floatX *)dx,
                             (floatS *)dcolumns,
-                            dweight ? (floatS *)scratch : NULL,
+                            dweight || dbias ? (floatS *)scratch : NULL,
                             (const floatX *)dout,
                             (const floatX *)x,
                             (const floatX *)columns,
                             (const floatX *)weight,
-                            shape};
+                            (const floatX *)bias,
+                            shape,
+                            shape->taps + (bias != NULL)};
     const size_t W = delta_channels(shape), n = delta_rows(shape), parts = conv_parts(n), taps = shape->taps;
 #pragma omp parallel if (n * W >= PARALLEL_MIN)
     {
@@ -331,8 +344,9 @@ static void cpu_conv_backward(Stored *dx, Summed *dweight, Summed *dcolumns, con
         for (size_t c = 0; c < W; c += CONV_STRIP) {
             const size_t count = min_size(CONV_STRIP, W - c);
             conv_columns_back(&b, c, count);
-            if (dweight)
-                conv_add_parts((floatS *)dweight + c * taps, b.parts + c, parts, taps, conv_part_row(shape), count);
+            for (size_t j = 0; j < taps && dweight; j++)
+                conv_add_parts(&b, (floatS *)dweight + j, taps, j, parts, c, count);
+            if (dbias) conv_add_parts(&b, (floatS *)dbias, 1, taps, parts, c, count);
         }
     }
 }

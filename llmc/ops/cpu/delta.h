@@ -224,6 +224,7 @@ typedef struct {
     floatX *out;
     floatS *state, *transfer;
     size_t heads;
+    const floatX *skip; // Mamba-2's D (ssd.h)
 } DeltaForward;
 
 static void delta_forward_block(Delta *d, const DeltaForward *f, size_t first, int fresh, int transfer) {
@@ -309,7 +310,8 @@ static void cpu_delta_forward(Stored *out, Summed *state, Summed *transfer, cons
     Delta call = delta_call(x, b, a, A_log, dt_bias, shape);
     const size_t threads = delta_threads(shape->HV), share = delta_cut(&call, NULL, 0);
     floatS *memory = cache_line_aligned(scratch);
-    const DeltaForward f = {(floatX *)out, (floatS *)state, (floatS *)transfer, threads > shape->HK ? 1 : call.group};
+    const DeltaForward f = {(floatX *)out, (floatS *)state, (floatS *)transfer, threads > shape->HK ? 1 : call.group,
+                            NULL};
 #pragma omp parallel for schedule(dynamic) num_threads(threads) if (delta_is_large(shape))
     for (size_t first = 0; first < shape->HV; first += f.heads) {
         Delta d = call;

@@ -263,6 +263,19 @@ typedef struct {
 // Bounds the decay of a token to exp(-this), so that differences of sums stay finite.
 #define MOST_LOG_DECAY 1e5
 
+// Computes the decays to and from each token of a block from c.
+static VECTOR_FUNCTION void gates_decays(DeltaGates *g, size_t tokens, size_t rows) {
+    const double c = g->c[rows - 1];
+    for (size_t i = 0; i < rows; i++) g->from_begin[i] = (floatS)g->c[i], g->to_end[i] = (floatS)(c - g->c[i]);
+    for (size_t i = 0; i < rows; i += VECTOR_LANES) {
+        const Vector begin = vector_exp(vector_load(g->from_begin + i)), end = vector_exp(vector_load(g->to_end + i));
+        const VectorBits mask = vector_first_lanes(tokens > i ? tokens - i : 0);
+        vector_store(g->from_begin + i, (Vector)((VectorBits)begin & mask));
+        vector_store(g->to_end + i, (Vector)((VectorBits)end & mask));
+    }
+    g->whole = g->from_begin[tokens - 1];
+}
+
 static VECTOR_FUNCTION void delta_gates(DeltaGates *g, const floatX *b, const floatX *a, size_t stride, floatX A_log,
                                         floatX dt_bias, double beta_most, size_t tokens, size_t rows) {
     double c = 0;
@@ -281,22 +294,34 @@ static VECTOR_FUNCTION void delta_gates(DeltaGates *g, const floatX *b, const fl
         }
         g->c[i] = c;
     }
-    for (size_t i = 0; i < rows; i++) g->from_begin[i] = (floatS)g->c[i], g->to_end[i] = (floatS)(c - g->c[i]);
-    for (size_t i = 0; i < rows; i += VECTOR_LANES) {
-        const Vector begin = vector_exp(vector_load(g->from_begin + i)), end = vector_exp(vector_load(g->to_end + i));
-        const VectorBits mask = vector_first_lanes(tokens > i ? tokens - i : 0);
-        vector_store(g->from_begin + i, (Vector)((VectorBits)begin & mask));
-        vector_store(g->to_end + i, (Vector)((VectorBits)end & mask));
-    }
+    gates_decays(g, tokens, rows);
     for (size_t i = 0; i < rows; i++) g->minus_both[i] = -g->beta[i] * g->from_begin[i];
-    g->whole = g->from_begin[tokens - 1];
+}
+
+// Computes the gates of Mamba-2's rule: beta is a token's step, slope its derivative by dt.
+static VECTOR_FUNCTION void ssd_gates(DeltaGates *g, const floatX *dt, size_t stride, floatX A_log, floatX dt_bias,
+                                      double least, double most, size_t tokens, size_t rows) {
+    double c = 0;
+    g->rate = exp((double)load(A_log));
+    for (size_t i = 0; i < rows; i++) {
+        g->beta[i] = 0;
+        if (i < tokens) {
+            const double z = (double)load(dt[i * stride]) + (double)load(dt_bias), e = exp(-fabs(z));
+            const double open = log1p(e) + (z > 0 ? z : 0), step = open < least ? least : open > most ? most : open;
+            g->beta[i] = (floatS)step, g->slope[i] = step < open || step > open ? 0 : (z > 0 ? 1 : e) / (1 + e);
+            g->log_decay[i] = -fmin(g->rate * step, MOST_LOG_DECAY);
+            c += g->log_decay[i];
+        }
+        g->c[i] = c;
+    }
+    gates_decays(g, tokens, rows);
 }
 
 VECTOR_INLINE VectorBits lanes_to(size_t end, size_t j) { return vector_first_lanes(end > j ? end - j : 0); }
 VECTOR_INLINE Vector masked(Vector x, VectorBits mask) { return (Vector)((VectorBits)x & mask); }
 
 // Computes the decays D_ij = exp(c_i - c_j) for j <= i, A = beta_i D_ij gram_ij for j < i, and P = D_ij scores_ij.
-// P, D: NULL if not wanted. All are 0 above the diagonal, up to where tiles read.
+// A, P, D: NULL if not wanted. All are 0 above the diagonal, up to where tiles read.
 static VECTOR_FUNCTION void delta_decays(floatS *A, floatS *P, floatS *D, const floatS *gram, const floatS *scores,
                                          const DeltaGates *g, size_t tokens, size_t rows) {
     floatS past[DELTA_BLOCK];
@@ -307,7 +332,7 @@ static VECTOR_FUNCTION void delta_decays(floatS *A, floatS *P, floatS *D, const 
         for (size_t j = 0; j < extent; j += VECTOR_LANES) {
             const VectorBits before = lanes_to(i, j), seen = i < tokens ? lanes_to(i + 1, j) : (VectorBits){0};
             const Vector decay = masked(vector_exp(vector_load(past + j)), seen);
-            vector_store(A + at + j, masked(g->beta[i] * decay * vector_load(gram + at + j), before));
+            if (A) vector_store(A + at + j, masked(g->beta[i] * decay * vector_load(gram + at + j), before));
             if (P) vector_store(P + at + j, masked(decay * vector_load(scores + at + j), seen));
             if (D) vector_store(D + at + j, decay);
         }
@@ -333,7 +358,7 @@ static VECTOR_FUNCTION void delta_values(floatS *u, const floatX *v, size_t stri
 
 // Runs decays backward. In: dP = dout u^T and r u^T = -dA, lower triangles. Computes dscores += dP D, dgram += dA beta
 // D and dbeta[i] = sum over j of dA_ij D_ij gram_ij. dlog[i] is the sum of dP P + dA A over pairs (r, j), r >= i > j,
-// which the decay of token i scales: no difference of larger sums.
+// which the decay of token i scales: no difference of larger sums. A NULL: A, dA, dgram and dbeta are absent.
 static VECTOR_FUNCTION void delta_decays_back(floatS *dscores, floatS *dgram, double *dbeta, double *dlog,
                                               const floatS *dP, const floatS *minus_dA, const floatS *A,
                                               const floatS *P, const floatS *D, const floatS *gram, const DeltaGates *g,
@@ -345,14 +370,75 @@ static VECTOR_FUNCTION void delta_decays_back(floatS *dscores, floatS *dgram, do
             const size_t at = i * DELTA_STRIDE + j;
             const VectorBits before = lanes_to(i, j);
             const Vector dp = masked(vector_load(dP + at), lanes_to(i + 1, j)), decay = vector_load(D + at);
-            const Vector da = masked(-vector_load(minus_dA + at), before), slope = da * decay;
+            Vector decayed = dp * vector_load(P + at);
             vector_store(dscores + at, vector_load(dscores + at) + dp * decay);
-            vector_store(dgram + at, vector_load(dgram + at) + g->beta[i] * slope);
-            to_beta += masked(slope * vector_load(gram + at), before);
-            across[j / VECTOR_LANES] += masked(dp * vector_load(P + at) + da * vector_load(A + at), before);
+            if (A) {
+                const Vector da = masked(-vector_load(minus_dA + at), before), slope = da * decay;
+                vector_store(dgram + at, vector_load(dgram + at) + g->beta[i] * slope);
+                to_beta += masked(slope * vector_load(gram + at), before);
+                decayed += da * vector_load(A + at);
+            }
+            across[j / VECTOR_LANES] += masked(decayed, before);
             to_log += masked(across[j / VECTOR_LANES], before);
         }
-        dbeta[i] = (double)vector_sum_across(to_beta), dlog[i] = (double)vector_sum_across(to_log);
+        if (A) dbeta[i] = (double)vector_sum_across(to_beta);
+        dlog[i] = (double)vector_sum_across(to_log);
+    }
+}
+
+// ---- Mamba-2 --------------------------------------------------------------------------------------------------------
+
+// Stores out[token][V] = block + skip v.
+static VECTOR_FUNCTION void ssd_unpack(floatX *out, size_t row, const floatS *block, const floatX *v, size_t stride,
+                                       floatS skip, size_t tokens, size_t V) {
+    for (size_t t = 0; t < tokens; t++)
+        for (size_t d = 0; d < V; d += VECTOR_LANES) {
+            const Vector value = vector_load_first(v + t * stride + d, V - d, 0);
+            vector_store_first(out + t * row + d, vector_load(block + t * packed_width(V) + d) + skip * value, V - d);
+        }
+}
+
+// Computes dv = step r + skip dout and dstep[token] = r . v. Returns the sum of dout . v.
+static VECTOR_FUNCTION double ssd_values_back(floatX *dv, floatS *dstep, const floatS *r, const floatS *dout,
+                                              const floatX *v, const floatS *step, floatS skip, size_t tokens,
+                                              size_t stride, size_t V) {
+    double total = 0;
+    for (size_t t = 0; t < tokens; t++) {
+        Vector sum = {0}, direct = {0};
+        for (size_t d = 0; d < V; d += VECTOR_LANES) {
+            const size_t at = t * packed_width(V) + d;
+            const Vector x = vector_load(r + at), y = vector_load(dout + at);
+            const Vector value = vector_load_first(v + t * stride + d, V - d, 0);
+            sum += x * value, direct += y * value;
+            vector_store_first(dv + t * stride + d, step[t] * x + skip * y, V - d);
+        }
+        dstep[t] = vector_sum_across(sum), total += (double)vector_sum_across(direct);
+    }
+    return total;
+}
+
+// Updates a stored state[K][V] by one token: S = decay S + k (step v)^T, and out = S^T q + skip v. out may be NULL
+static VECTOR_FUNCTION void ssd_step(floatS *S, floatX *out, const floatS *k, const floatS *q, const floatX *v,
+                                     floatS step, floatS decay, floatS skip, size_t K, size_t V) {
+    size_t c = 0;
+    for (; c + VECTOR_LANES <= V; c += VECTOR_LANES) {
+        const Vector value = vector_load_stored(v + c), u = step * value;
+        Vector sum = skip * value;
+        for (size_t d = 0; d < K; d++) {
+            const Vector now = decay * vector_load(S + d * V + c) + k[d] * u;
+            vector_store(S + d * V + c, now);
+            sum += q[d] * now;
+        }
+        if (out) vector_store_stored(out + c, sum);
+    }
+    for (; c < V; c++) {
+        const floatS value = load(v[c]), u = step * value;
+        floatS sum = skip * value;
+        for (size_t d = 0; d < K; d++) {
+            S[d * V + c] = decay * S[d * V + c] + k[d] * u;
+            sum += q[d] * S[d * V + c];
+        }
+        if (out) out[c] = store(sum);
     }
 }
 

@@ -27,9 +27,10 @@ once per precision (precision.h) and linked to the driver; its object exports th
 #include "latent.h"     // latent attention
 #include "conv.h"       // linear attention: the convolution
 #include "delta.h"      // linear attention: the gated delta rule
+#include "ssd.h"        // linear attention: Mamba-2's rule
 #include "gated_norm.h" // linear attention: the gated norm
 #include "scan.h"       // linear attention: states between ranks
-#include "activation.h" // SwiGLU, GeGLU, GELU, clamped SwiGLU
+#include "activation.h" // SwiGLU, GeGLU, GELU, clamped SwiGLU, squared ReLU
 #include "experts.h"    // mixtures of experts
 #include "logprob.h"    // log-probabilities and the gradient of the logits
 #include "draw.h"       // tokens drawn from logits
