@@ -60,8 +60,7 @@ static void reference_gradient(const Reference *reference, const char *name, con
     if (count != parameter_file_elements(p))
         test_fail("%s has %zu elements, not %zu", name, count, parameter_file_elements(p));
     for (size_t j = 0; j < parameter_elements(p); j++) {
-        size_t from = p->joined ? joined_element(p, j) : j;
-        if (p->fused.groups) from = fused_run(p, j, 1).at;
+        size_t from = file_run(p, j).at;
         if (p->transposed) {
             const MatrixPart m = matrix_part(p, j, 1);
             from = m.first + m.begin % p->cols * m.rows + m.begin / p->cols;
