@@ -142,7 +142,10 @@ static const Damage changed_texts[] = {
         "tensor model.layers.0.feed_forward.w1.weight has shape [48, 36], but config.json asks for [64, 36]"),
     CONFIG("lfm2", "\"layer_types\": [\n    \"conv\",", "\"layer_types\": [\n    \"mamba\",",
            "layer_types: layer 0 is mamba, but must be full_attention|conv"),
-    CONFIG("lfm2", "\"layer_types\": [", "\"full_attn_idxs\": [true], \"other\": [",
+    CONFIG("lfm2",
+           "\"full_attn_idxs\": null,\n  \"hidden_size\": 36,\n  \"initializer_range\": 0.02,\n"
+           "  \"intermediate_size\": 66,\n  \"layer_types\": [",
+           "\"full_attn_idxs\": [true], \"hidden_size\": 36, \"intermediate_size\": 66, \"other\": [",
            "full_attn_idxs has an entry that is not a layer's number"),
     CONFIG("olmo_hybrid", "{",
            "{\"Infinity\": \"\\\"Infinity\", \"x\": [-Infinity, Infinity, {\"__float__\": \"Infinity\"}],", NULL),
