@@ -63,6 +63,7 @@ static TinyCase case_make(size_t m, size_t a) {
     if (family_has_linear(c.model.config.family)) targets = adapters[a].hybrid_targets;
     const Family *family = c.model.config.family;
     if (family->router) targets = family->names.expert[0] ? adapters[a].expert_targets : adapters[a].stack_targets;
+    if (family->ssd) targets = a % 2 ? "in_proj,experts.up_proj,k_proj" : "all";
     c.lora.modules = lora_modules(c.model.config.family, targets, "test", EXIT_USAGE);
     c.lora.saves[EMBEDDING] = c.lora.saves[LM_HEAD] = a >= ADAPTERS - 2 && !c.model.config.tie_word_embeddings;
     if (c.model.config.tie_word_embeddings ? a == ADAPTERS - 1 : a == ADAPTERS - 3) lora_give_outer(&c.lora);
