@@ -79,12 +79,12 @@ static DeltaShape shape_of_gates(void) {
 static void gates_problem(double *out, double *const *x) {
     const DeltaShape shape = shape_of_gates();
     memcpy(out + 7 * 5, x[2], 2 * 5 * sizeof(double));
-    reference_conv_forward(out, out + 7 * 5, x[0], x[1], &shape);
+    reference_conv_forward(out, out + 7 * 5, x[0], x[1], NULL, &shape);
 }
 static void gates_problem_back(double *const *d, const double *dout, double *const *x) {
     const DeltaShape shape = shape_of_gates();
     memcpy(d[2], dout + 7 * 5, 2 * 5 * sizeof(double));
-    reference_conv_backward(d[0], d[1], d[2], dout, x[0], x[2], x[1], &shape, NULL);
+    reference_conv_backward(d[0], d[1], NULL, d[2], dout, x[0], x[2], x[1], NULL, &shape, NULL);
 }
 
 // out, then the state after the call
