@@ -389,7 +389,7 @@ static int test_end(void **state) {
 #endif
 
 // The tests of a program in order of definition: TEST registers its test before main.
-static struct CMUnitTest listed_tests[96];
+static struct CMUnitTest listed_tests[128];
 static size_t listed_count;
 
 static void test_list(const struct CMUnitTest *test) {
