@@ -238,48 +238,41 @@ static void hf_add_constants(HfWrite *write, const char *prefix, const DType *ch
     }
 }
 
+// Adds the tensors of a quantised parameter.
 static void hf_add_parts(HfWrite *write, size_t i, const char *prefix) {
     const Parameter *p = &write->source->model.parameters[i];
-    const Family *family = write->source->config.family;
+    const HfCodes *c = &write->codes;
+    const char *const *ends = c->type == QUANT_FP8     ? hf_fp8_names
+                              : c->type == QUANT_MXFP4 ? hf_mxfp4_names
+                                                       : hf_part_names;
     char name[HF_NAME];
-    hf_tensor_name(family, prefix, p->name, name);
     write->elements += parameter_elements(p);
-    for (int part = HF_CODES; part < HF_PARTS; part++) {
+    for (size_t k = 0; k < HF_PARTS * hf_code_pieces(c, i); k++) {
         HfTensor *t = &write->tensors[write->count];
         uint64_t shape[4];
-        const size_t rank = hf_part_shape(&write->codes, i, (HfPart)part, shape, &t->dtype);
+        const HfPart part = (HfPart)(k % HF_PARTS);
+        const size_t rank = part ? hf_part_shape(c, i, part, shape, &t->dtype) : 0;
         if (!rank) continue;
-        t->p = p, t->parameter = i, t->part = (HfPart)part;
-        t->bytes = strcmp(t->dtype, "U8") ? sizeof(float) : 1;
-        for (size_t k = 0; k < rank; k++) t->bytes *= shape[k];
-        snprintf(t->name, sizeof(t->name), "%s%s%s", name,
-                 (write->codes.type == QUANT_MXFP4 ? hf_mxfp4_names : hf_part_names)[part],
-                 part == HF_STATE ? quant_type_names[write->codes.format[i].type] : "");
+        t->p = p, t->parameter = i, t->piece = k / HF_PARTS, t->part = part;
+        t->bytes = strcmp(t->dtype, "F32") ? 1 : sizeof(float);
+        for (size_t d = 0; d < rank; d++) t->bytes *= shape[d];
+        snprintf(t->name, sizeof(t->name), "%s%s%s",
+                 hf_piece_name(write->source->config.family, prefix, p, t->piece, name), ends[part],
+                 part == HF_STATE ? quant_type_names[c->format[i].type] : "");
         write->count++;
     }
 }
 
-// Adds the codes and scales of a parameter in FP8: tensors to copy, of merged values, or of a model that is not in FP8.
-static void hf_add_fp8(HfWrite *write, size_t i, const char *prefix) {
+// Adds the tensors of a parameter of an FP8 folder: to copy, or of merged values.
+static void hf_add_fp8(HfWrite *write, size_t i) {
     const WeightSource *source = write->source;
-    const Parameter *p = &source->model.parameters[i];
-    const int keeps = hf_keeps_fp8(&write->codes, i);
-    write->elements += parameter_elements(p);
-    for (size_t k = 0; k < 2 * hf_code_pieces(&write->codes, i); k++) {
+    write->elements += parameter_elements(&source->model.parameters[i]);
+    for (size_t k = 0; k < 2 * source->records[i].pieces; k++) {
         HfTensor *t = &write->tensors[write->count++];
-        uint64_t shape[4];
-        char name[HF_NAME];
+        t->other = &source->records[i].pair[k], t->from = source, t->bytes = t->other->end - t->other->begin;
         t->parameter = i, t->piece = k / 2;
-        t->part = keeps && write->codes.copied[i] ? HF_VALUES : k % 2 ? HF_ABSMAX : HF_CODES;
-        if (keeps) {
-            t->other = &source->records[i].pair[k], t->from = source, t->bytes = t->other->end - t->other->begin;
-            snprintf(t->name, sizeof(t->name), "%s", t->other->name);
-            continue;
-        }
-        hf_part_shape(&write->codes, i, t->part, shape, &t->dtype);
-        t->bytes = shape[0] * shape[1] * (k % 2 ? sizeof(float) : 1);
-        snprintf(t->name, sizeof(t->name), "%s%s", hf_piece_name(source->config.family, prefix, p, k / 2, name),
-                 k % 2 ? "_scale_inv" : "");
+        t->part = write->codes.copied[i] ? HF_VALUES : k % 2 ? HF_ABSMAX : HF_CODES;
+        snprintf(t->name, sizeof(t->name), "%s", t->other->name);
     }
 }
 
@@ -341,8 +334,8 @@ static HfWrite hf_write_prepare(WeightSource *source, const DType *dtype, const 
     hf_codes_choose(&write.codes, source, quant, dtype, head);
     for (size_t i = 0; i < count; i++) {
         const char *begin = write.composite ? write.composite->prefix : prefix;
-        if (hf_is_coded(&write.codes, i) && quant == QUANT_FP8)
-            hf_add_fp8(&write, i, begin);
+        if (hf_is_coded(&write.codes, i) && write.codes.keeps_fp8)
+            hf_add_fp8(&write, i);
         else if (hf_is_coded(&write.codes, i))
             hf_add_parts(&write, i, begin);
         else
@@ -508,7 +501,7 @@ static char *hf_edit_quantisation(const HfWrite *write, char *text, size_t *leng
         const char *method = strstr(text + begin, "\"mxfp4\"");
         if (method && method < text + end) return text;
     }
-    if (write->codes.type == QUANT_FP8 && write->source->stored == QUANT_FP8) return text;
+    if (write->codes.keeps_fp8) return text;
     *length = hf_config_without(text, *length, "quantization_config");
     if (!write->codes.format) return text;
     char *value = hf_quantisation_text(&write->codes);
@@ -569,10 +562,9 @@ static void hf_write(HfWrite *write, const char *path, int replaces) {
     HfKeptFiles kept = {NULL, 0, 0};
     OutputFolder folder;
     double done = 0;
-    const int keeps_fp8 = write->codes.type == QUANT_FP8 && write->source->stored == QUANT_FP8;
-    const char *also = write->composite ? keeps_fp8 ? HF_IMAGE_NAMES "|" HF_MODELOPT : HF_IMAGE_NAMES
-                       : keeps_fp8      ? HF_MODELOPT
-                                        : "";
+    const char *also = write->composite ? write->codes.keeps_fp8 ? HF_IMAGE_NAMES "|" HF_MODELOPT : HF_IMAGE_NAMES
+                       : write->codes.keeps_fp8 ? HF_MODELOPT
+                                                : "";
     if (write->kept) hf_find_kept(&kept, write->kept, "", also);
     folder_open(&folder, path, write->bytes + kept.bytes + count * 1024 + HF_CONFIG_TEXT,
                 write->shards + kept.count + 6, hf_is_written_name, replaces);

@@ -16,12 +16,14 @@ typedef enum { HF_VALUES, HF_CODES, HF_ABSMAX, HF_MAP, HF_NESTED_ABSMAX, HF_NEST
 static const char *const hf_part_names[HF_PARTS] = {
     "", "", ".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map", ".quant_state.bitsandbytes__"};
 static const char *const hf_mxfp4_names[HF_PARTS] = {NULL, "_blocks", "_scales"}; // [HF_CODES], [HF_ABSMAX]
+static const char *const hf_fp8_names[HF_PARTS] = {NULL, "", "_scale_inv"};
 
 enum { HF_STATE_TEXT = 320 };
 
 typedef struct {
     const WeightSource *source;
     QuantType type;
+    int keeps_fp8;                // 1: an FP8 folder from an FP8 folder, with the same tensors
     QuantFormat *format;          // [parameters] formats to write; NULL: no matrix is in 4 bits
     char (*state)[HF_STATE_TEXT]; // [parameters] quant states of the 4-bit parameters
     size_t *copied;               // [parameters] 1: copy the source's codes
@@ -34,14 +36,9 @@ static int hf_is_coded(const HfCodes *c, size_t parameter) {
     return c->format && c->format[parameter].type != QUANT_NONE;
 }
 
-// Tells whether the source is a folder in FP8, whose tensors of this parameter keep their bytes
-static int hf_keeps_fp8(const HfCodes *c, size_t parameter) {
-    return c->format[parameter].type == QUANT_FP8 && c->source->stored == QUANT_FP8;
-}
-
 // Returns the number of tensors of codes of a matrix.
 static size_t hf_code_pieces(const HfCodes *c, size_t parameter) {
-    if (hf_keeps_fp8(c, parameter)) return c->source->records[parameter].pieces;
+    if (c->keeps_fp8) return c->source->records[parameter].pieces;
     return c->format[parameter].type == QUANT_FP8
                ? parameter_pieces(c->source->config.family, &c->source->model.parameters[parameter])
                : 1;
@@ -62,7 +59,7 @@ static const uint8_t *hf_hold_record(HfCodes *c, size_t parameter, size_t piece)
         source_copy_record(c->source, parameter, c->record);
         return c->record;
     }
-    if (hf_keeps_fp8(c, parameter)) {
+    if (c->keeps_fp8) {
         was = (uint8_t *)checked_malloc(bytes, "a quantised matrix");
         source_copy_fp8(c->source, parameter, piece, 1, was);
     }
@@ -110,7 +107,7 @@ static void hf_codes_choose(HfCodes *c, const WeightSource *source, QuantType ty
     const Model *model = &source->model;
     int modules = 0; // 1: modules of the source are quantised
     memset(c, 0, sizeof(*c));
-    c->source = source, c->type = type;
+    c->source = source, c->type = type, c->keeps_fp8 = type == QUANT_FP8 && source->stored == QUANT_FP8;
     if (type == QUANT_NONE) return;
     for (size_t i = 0; i < model->parameter_count; i++)
         modules |= source->places[i].is_codes && source->quant[i].type != QUANT_MXFP4;
@@ -126,7 +123,7 @@ static void hf_codes_choose(HfCodes *c, const WeightSource *source, QuantType ty
         if (modules && type != QUANT_MXFP4 && !source->places[i].is_codes) continue;
         c->copied[i] =
             source->places[i].is_codes && !source->merge && was.type == type && was.rounding == format.rounding;
-        c->format[i] = c->copied[i] || was.type == QUANT_FP8 ? was : format;
+        c->format[i] = c->copied[i] || (type == QUANT_FP8 && was.type == type) ? was : format;
         if (type < QUANT_MXFP4) hf_state_text(c, i);
     }
 }

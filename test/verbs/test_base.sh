@@ -109,6 +109,14 @@ ids=$(ids)
 succeeds sample --model "$WORK/merged.bin" --prompt-ids 1,2,3 --max-new-tokens 8 --temperature 0 --json
 check 'the merged model writes the same' [ "$(ids)" = "$ids" ]
 
+# from FP8 to 4 bits: the codes of the decoded values
+succeeds convert --model $GOLDEN/qwen3_moe-fp8 --to nf4 --out "$WORK/fp8-nf4" --quiet
+succeeds convert --model "$WORK/decoded-qwen3_moe-fp8" --to nf4 --out "$WORK/decoded-nf4" --quiet
+succeeds eval --model "$WORK/fp8-nf4" $eval
+loss=$(json loss)
+succeeds eval --model "$WORK/decoded-nf4" $eval
+check 'FP8 written in 4 bits' close "$(json loss)" "$loss" 1e-2
+
 # ModelOpt's file belongs to FP8 alone
 cp -r $GOLDEN/qwen3_moe-fp8 "$WORK/modelopt"
 echo '{"quantization": {"quant_algo": "FP8"}}' >"$WORK/modelopt/hf_quant_config.json"
