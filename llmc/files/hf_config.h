@@ -811,8 +811,8 @@ static void hf_read_convolutions(Config *config, const cJSON *root, const char *
     }
 }
 
-// Reads LFM2's names of common keys, and the width of the MLP: the class takes two thirds of it, times a factor, rounded
-// up to a multiple, unless block_auto_adjust_ff_dim is false.
+// Reads LFM2's names of common keys, and the width of the MLP. Unless block_auto_adjust_ff_dim is false, the class
+// takes two thirds of it, times a factor, rounded up to a multiple.
 static void hf_read_blocks(Config *config, const cJSON *root, const char *path) {
     const cJSON *tied = json_get(root, "tie_embedding"), *width = json_get(root, "block_ff_dim");
     const cJSON *adjust = json_get(root, "block_auto_adjust_ff_dim"), *by = json_get(root, "block_ffn_dim_multiplier");

@@ -123,7 +123,8 @@ static void hf_put_windows(JsonOut *json, const Config *config) {
     if (L > LAYER_TYPES_MAX && period && !everywhere)
         die("config.json: layer_types of %zu layers cannot be written; at most %d layers are supported", L,
             LAYER_TYPES_MAX);
-    if (family_has_linear(config->family) || family_has_convolution(config->family)) hf_put_layer_types(json, config);
+    const int letter = *config->family->layer_types; // 's': layer_types follows the window
+    if (letter == 'l' || letter == 'c') hf_put_layer_types(json, config);
     if (*config->family->layer_types == 'n') {
         json_array(json, "no_rope_layers"); // 1: the layer has rotary positions
         for (size_t l = 0; l < L; l++) json_size(json, NULL, (size_t)layer_rotates(config, l));
@@ -136,7 +137,8 @@ static void hf_put_windows(JsonOut *json, const Config *config) {
     }
     if (!family_has_key(config->family, "sliding_window")) return;
     for (first = 0; first < L && !layer_window(config, first); first++) continue;
-    if (config->family->outer_norms ? config->sliding_window : period || listed)
+    const int null = config->family->outer_norms || family_has_convolution(config->family); // no window: null
+    if (null ? config->sliding_window : period || listed)
         json_size(json, "sliding_window", period ? config->sliding_window : HF_WINDOW);
     else
         json_null(json, "sliding_window");

@@ -106,6 +106,10 @@ static int hf_applies(const HfConstant *c, const Family *family) {
     return hf_names(c->families, family);
 }
 
+static int hf_has_original_names(const Family *family) {
+    return family->learned_positions || family_has_convolution(family);
+}
+
 // Refuses null for keys for which transformers refuses null; read as absent, null would silently give the default. For
 // a few keys null has a meaning: the value follows from other keys.
 static void hf_check_nulls(const cJSON *root, const Family *family, const char *path) {
@@ -136,9 +140,7 @@ static void hf_check_nulls(const cJSON *root, const Family *family, const char *
     cJSON_ArrayForEach(item, root) {
         const int found = config_key_find(item->string),
                   original = found >= 0 && strcmp(item->string, config_keys[found].name);
-        const int index = original && !family->learned_positions && !family_has_convolution(family)
-                              ? -1 // other families have no original names
-                              : found;
+        const int index = original && !hf_has_original_names(family) ? -1 : found;
         const char *name = index < 0 ? item->string : config_keys[index].name;
         int refused = index >= 0 && family_has_key(family, name) && !config_keys[index].scaling &&
                       !text_is_one_of(name, "rope_theta|rope_local_base_freq|layer_types|sliding_window|pad_token_id");

@@ -48,7 +48,7 @@ typedef struct {
     // num_hidden_layers; "": all full
     char layer_types[LAYER_TYPES_MAX + 1];
     double partial_rotary_factor; // share of a head's elements that are rotated: its first elements
-    // linear attention (Gated DeltaNet). A short convolution has hidden_size channels: value heads of one element, no keys
+    // linear attention (Gated DeltaNet). A short convolution has hidden_size value heads of one element, and no keys
     size_t linear_num_key_heads, linear_num_value_heads, linear_key_head_dim, linear_value_head_dim;
     size_t linear_conv_kernel_dim;
     int linear_allow_neg_eigval;         // DeltaShape.doubled

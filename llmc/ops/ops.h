@@ -98,9 +98,9 @@ static size_t attention_rows(const AttentionShape *shape) { return spans_rows(sh
 // Layers of linear attention (Gated DeltaNet, arXiv 2412.06464) on the tokens of spans. A row of the projection is
 // q[HK,K] | k[HK,K] | v[HV,V] | z[HV,V] | b[HV] | a[HV]; the W = 2 HK K + HV V channels q, k, v pass through the
 // convolution. Mamba-2 (arXiv 2405.21060): z[HV,V] | v[HV,V] | k[HK,K] | q[HK,K] | dt[HV], with x, B, C for v, k, q. A
-// document's state is all that its next span needs of earlier tokens. A short convolution alone (LFM2) has
-// gates: a row of the projection is B[W] | C[W] | x[W], the convolution's input is B x, and C multiplies its output in
-// place of SiLU.
+// document's state is all that its next span needs of earlier tokens. A short convolution alone (LFM2)
+// has gates: a row of the projection is B[W] | C[W] | x[W], the convolution's input is B x, and C multiplies its output
+// in place of SiLU.
 typedef struct {
     Spans spans;         // window and pairs are ignored
     size_t HK, HV, K, V; // value head h has the key and query of head h / (HV/HK)

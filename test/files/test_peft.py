@@ -18,7 +18,7 @@ logging.disable_progress_bar()
 T, DOCUMENTS = 48, 6
 SHARD = f"{GOLDEN}/tokens_uint16.bin"  # llm.c's: a header of 1024 bytes, then tokens
 DATA = ["--data", SHARD, "--seq-len", str(T)]
-EXPERTS = ("qwen3_moe", "qwen3_5_moe", "qwen3_next", "mixtral", "glm4_moe")
+EXPERTS = ("qwen3_moe", "qwen3_5_moe", "qwen3_next", "mixtral", "glm4_moe", "lfm2_moe")
 STACKS = ("gpt_oss", "gemma4-moe")  # PEFT's all-linear leaves their experts out
 
 
@@ -165,7 +165,7 @@ ours_to_theirs("qwen3_5", "--lora-targets", "q_proj,in_proj_b,in_proj_qkv")
 ours_to_theirs("qwen3_5", "--lora-targets", "o_proj", "--rslora")
 theirs_to_ours("qwen3_5", "some", r=2, lora_alpha=3, target_modules=["v_proj", "in_proj_a", "in_proj_z", "out_proj"])
 ours_to_theirs("lfm2", "--lora-targets", "in_proj,self_attn.out_proj,w2", "--lora-rank-pattern", "in_proj=3")
-for golden in ("llama", "qwen3", "gemma3", "qwen3_5", "olmo2", "phi3", "glm4", "lfm2", "lfm3", "lfm2_moe"):
+for golden in ("llama", "qwen3", "gemma3", "qwen3_5", "olmo2", "phi3", "glm4", "lfm2", "lfm3"):
     theirs_to_ours(golden, "all-linear", r=3, lora_alpha=5, target_modules="all-linear")
 theirs_to_ours("qwen2", "some", r=8, lora_alpha=8, target_modules=["q_proj", "up_proj"], use_rslora=True, lora_dropout=0.2)
 theirs_to_ours("llama", "regular expression", r=2, lora_alpha=1, target_modules=r".*\.mlp\.(gate|down)_proj")
@@ -194,6 +194,7 @@ ours_to_theirs("qwen3_5_moe", "--lora-targets", "experts.gate_up_proj,gate,share
 ours_to_theirs("qwen3_next", "--lora-targets", "in_proj_qkvz,in_proj_ba,experts,shared_expert_gate", "--lora-rank-pattern",
                "in_proj_qkvz=3")  # of fused rows, which share A
 ours_to_theirs("mixtral", "--lora-targets", "experts.down_proj,k_proj")
+ours_to_theirs("lfm2_moe", "--lora-targets", "in_proj,experts,gate", "--lora-rank-pattern", "experts.down_proj=3")
 theirs_to_ours("qwen3_moe", "parameters", r=3, lora_alpha=5, target_modules=["v_proj"],
                target_parameters=["mlp.experts.down_proj", "mlp.experts.gate_up_proj"])
 theirs_to_ours("mixtral", "gates", r=3, lora_alpha=5, target_modules=[], target_parameters=["experts.gate_up_proj", "gate.weight"])
