@@ -268,7 +268,7 @@ def hybrid_names():
         save_file({k: t.contiguous() for k, t in tensors.items()}, f"{out}-{name}/model.safetensors", metadata={"format": "pt"})
     losses.add(json.loads(train("bp", "--model", f"{out}-memory", "--seq-len", "40", "--json", "--quiet"))["loss"])
     check(f"{out}: one loss", len(losses) == 1, str(losses))
-    wide = subprocess.run([TRAIN, "info", f"{out}-wide"], capture_output=True, text=True)
+    wide = subprocess.run([TRAIN, "bp", "--model", f"{out}-wide", "--seq-len", "8"], capture_output=True, text=True)
     check(f"{out}: channels", wide.returncode == 1 and "config.json asks for 64" in wide.stderr, wide.stderr)
 
 
