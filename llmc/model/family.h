@@ -358,7 +358,6 @@ static const Family families[] = {
      .post_norms = 1, .head_gates = 1, .proportional = 1, .plain_rope = 1,
      NAMES_WITH_NORM("model.embedding_norm.weight", {"operator_norm.weight", NULL, ATTENTION_NAMES, CONVOLUTION_NAMES,
       "post_operator_norm.weight", "ffn_norm.weight", NULL, LFM_MLP_NAMES, NO_EXPERT_NAMES, "post_ffn_norm.weight",
-      
       NULL, "self_attn.g_proj.weight"})},
     {.name = "qwen3_moe", .model_type = "qwen3_moe", .architecture = "Qwen3MoeForCausalLM",
      .defaults =

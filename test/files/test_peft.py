@@ -228,7 +228,7 @@ ours_to_theirs("gemma4-images", "--lora-targets", "all", "--lora-rank-pattern", 
 theirs_to_ours("gemma4-images", "text", r=3, lora_alpha=5, target_modules=r"model\.language_model\..*\.(q_proj|down_proj)")
 ours_to_theirs("muse_glimmer", "--lora-targets", "all")
 theirs_to_ours("muse_glimmer", "text", r=3, lora_alpha=5, target_modules=r"model\.language_model\..*\.(gate_proj|q_proj|k_proj)")
-ours_to_theirs("olmo_hybrid", "--lora-targets", "linear_attn.k_proj,a_proj,g_proj,q_proj,o_proj,down_proj", "--lora-rank-pattern",
+ours_to_theirs("olmo_hybrid", "--lora-targets", "linear_attn.k_proj,linear_attn.v_proj,a_proj,g_proj,q_proj,o_proj,down_proj", "--lora-rank-pattern",
                "linear_attn.v_proj=3")
 theirs_to_ours("olmo_hybrid", "some", r=3, lora_alpha=5, target_modules=["v_proj", "b_proj", "up_proj", "linear_attn.o_proj"])
 theirs_to_ours("olmo_hybrid", "all-linear", r=3, lora_alpha=5, target_modules="all-linear")

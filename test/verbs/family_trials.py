@@ -16,16 +16,16 @@ import shards
 
 FAMILIES = ("seed_oss", "hunyuan_v1_dense", "ernie4_5", "qwen3_next", "muse_glimmer", "olmo_hybrid")
 STEPS, BATCH, LENGTH, LR = 30, 2, 12, 1e-3
-EXACT = 1e-5  # relative, of a loss at every step; of the way of all weights 1e-3. Or four times what transformers in fp32 is off
+LOSS, WEIGHTS = 1e-5, 1e-3  # relative: of a loss at every step; of the way of all weights
 
 
 def weights_of(model):
     return torch.cat([p.detach().flatten() for _, p in make_golden.text_parameters(model)])
 
 
-def train_theirs(folder, ids, dtype):
+def train_theirs(folder, ids):
     """The losses of transformers' model under torch's AdamW, and its weights before the first step and after the last."""
-    model = make_golden.load_model(folder, dtype)
+    model = make_golden.load_model(folder, torch.float32)
     start = weights_of(model).clone()
     decayed = [[p for _, p in make_golden.text_parameters(model) if (p.ndim > 1) == matrix] for matrix in (True, False)]
     adamw = torch.optim.AdamW([dict(params=decayed[0], weight_decay=0.1), dict(params=decayed[1], weight_decay=0.0)], lr=LR,
@@ -55,17 +55,12 @@ def steps(name):
         ours = np.array([line["loss"] for line in map(json.loads, log) if "loss" in line])
     train("convert", "--model", run, "--out", f"{run}-hf", "--quiet", *(["--like", folder] if name == "muse_glimmer" else []))
     last = weights_of(make_golden.load_model(f"{run}-hf", torch.float32)).double()
-    losses, start, weights = train_theirs(folder, torch.tensor(ids), torch.float32)
-    off, apart, allowed, way = max(abs(ours / losses - 1)), (last - weights).norm(), (EXACT, 1e-3), (weights - start).norm()
-    if off > EXACT:
-        with make_golden.rmsnorm_in_the_models_dtype():
-            exact, _, exactly = train_theirs(folder, torch.tensor(ids), torch.float64)
-        allowed = 4 * max(abs(losses / exact - 1)), 4 * (weights - exactly).norm() / way
-        off, apart = max(abs(ours / exact - 1)), (last - exactly).norm()
-    check(f"{name}: {STEPS} losses", len(ours) == STEPS and off <= allowed[0], f"{off:.2g} apart, {allowed[0]:.2g} allowed")
+    losses, start, weights = train_theirs(folder, torch.tensor(ids))
+    off, apart = max(abs(ours / losses - 1)), (last - weights).norm() / (weights - start).norm()
+    check(f"{name}: {STEPS} losses", len(ours) == STEPS and off <= LOSS, f"{off:.2g} apart")
     check(f"{name}: learns", losses[-1] < 0.97 * losses[0], f"{losses[0]} to {losses[-1]}")
-    check(f"{name}: weights", apart <= allowed[1] * way, f"{apart / way:.2g} of their way apart, {allowed[1]:.2g} allowed")
-    return f"{name}: losses {off:.1e} of {allowed[0]:.1e}, weights {apart / way:.1e} of {allowed[1]:.1e}"
+    check(f"{name}: weights", apart <= WEIGHTS, f"{apart:.2g} of their way apart")
+    print(f"{name}: {STEPS} losses within {off:.1e}, weights within {apart:.1e} of their way")
 
 
 def hand_made(name, what, edit=lambda text: text, layout="plain", **keys):
@@ -94,7 +89,7 @@ def infinite(text):
 
 def family_trials():
     for name in FAMILIES:
-        print(steps(name))
+        steps(name)
     hand_made("olmo_hybrid", "tied, infinite", infinite, tie_word_embeddings=True)
     hand_made("olmo_hybrid", "rotated, beta below 1", rope_parameters=dict(rope_type="default", rope_theta=5e4), linear_allow_neg_eigval=False)
     hand_made("qwen3_next", "7 experts in stacks, tied, infinite", infinite, "fused", num_experts=7, num_experts_per_tok=3, tie_word_embeddings=True)

@@ -258,18 +258,18 @@ def hybrid_names():
     written = load_file(f"{out}/model.safetensors")
     widths = [tuple(written[f"model.layers.0.linear_attn.{c}_conv1d.weight"].shape) for c in "qkv"]
     norms = {k.removeprefix("model.layers.") for k in written if "norm" in k and "layers." in k and "self_attn" not in k}
-    check(f"{out}: widths", widths == [(10, 1, 4), (10, 1, 4), (28, 1, 4)], str(widths))
+    check(f"{out}: widths", widths == [(18, 1, 4), (18, 1, 4), (28, 1, 4)], str(widths))
     check(f"{out}: norms", norms == {f"{l}.{n}.weight" for l, names in (
         (0, ("attention_layer_norm", "feedforward_layer_norm", "linear_attn.o_norm")), (1, ("post_attention_layernorm", "post_feedforward_layernorm")),
         (2, ("attention_layer_norm", "feedforward_layer_norm", "linear_attn.o_norm"))) for n in names}, str(norms))
     losses = {json.loads(train("bp", "--model", f, "--seq-len", "40", "--json", "--quiet"))["loss"] for f in (source, out)}
-    for name, tensors in (("memory", expected), ("wide", written | {"model.layers.2.linear_attn.k_conv1d.weight": torch.zeros(12, 1, 4)})):
+    for name, tensors in (("memory", expected), ("wide", written | {"model.layers.2.linear_attn.k_conv1d.weight": torch.zeros(20, 1, 4)})):
         shutil.copytree(out, f"{out}-{name}")
         save_file({k: t.contiguous() for k, t in tensors.items()}, f"{out}-{name}/model.safetensors", metadata={"format": "pt"})
     losses.add(json.loads(train("bp", "--model", f"{out}-memory", "--seq-len", "40", "--json", "--quiet"))["loss"])
     check(f"{out}: one loss", len(losses) == 1, str(losses))
-    wide = subprocess.run([TRAIN, "info", f"{out}-wide"], capture_output=True, text=True)
-    check(f"{out}: channels", wide.returncode == 1 and "config.json asks for 48" in wide.stderr, wide.stderr)
+    wide = subprocess.run([TRAIN, "bp", "--model", f"{out}-wide", "--seq-len", "8"], capture_output=True, text=True)
+    check(f"{out}: channels", wide.returncode == 1 and "config.json asks for 64" in wide.stderr, wide.stderr)
 
 
 WHOLE = ("muse_glimmer",)
