@@ -203,7 +203,7 @@ static void latent_spans(const Visit *v, LatentAttention *x, Spans spans, size_t
 // Tells whether the dry run visits one range for all ranges of the chunks that c counts for.
 static int counts_ranges(const Visit *v) {
     const StreamBP *s = v->s;
-    return visits_shapes(s) || (s->memory.walk.dry && !v->c.given && !has_forks(s));
+    return !v->c.given && (visits_shapes(s) || (s->memory.walk.dry && !has_forks(s)));
 }
 
 static void latent_count(const Visit *v, LatentAttention *x, Spans spans) {

@@ -101,7 +101,7 @@ TEST(greedy_text_of_golden_models) {
                                         "phi3",         "glm4",
                                         "granite",      "seed_oss",
                                         "ernie4_5",     "hunyuan_v1_dense",
-                                        "muse_glimmer"};
+                                        "muse_glimmer", "glm4_moe_lite"};
     static const size_t chunks[] = {1, 3, 6, 1024};
     static const SamplingSettings greedy = {0, 0, 0, 1, 0};
     for (size_t i = 0; i < COUNT_OF(names); i++) {
@@ -112,7 +112,8 @@ TEST(greedy_text_of_golden_models) {
         golden_ids(folder, "prompt", text, PROMPTED);
         golden_ids(folder, "greedy", expected, GREEDY);
         WeightSource *source = weights_open(folder);
-        Run *run = run_open(&source->config, sampling_run(chunks[i % 4], PROMPTED + GREEDY - 1), NULL);
+        Run *run =
+            run_open_with(&source->config, &source->model, sampling_run(chunks[i % 4], PROMPTED + GREEDY - 1), NULL);
         weights_load(source, &run->model, sharding_whole(), run->tiny.ops, run->tiny.s.memory.weights);
         weights_close(source);
         generate(run, text, PROMPTED, PROMPTED + GREEDY, &greedy);

@@ -313,6 +313,7 @@ TEST(golden_models) {
                                         "olmo3",
                                         "glm4",
                                         "glm4_moe",
+                                        "glm4_moe_lite",
                                         "granite",
                                         "phi3",
                                         "smollm3",
