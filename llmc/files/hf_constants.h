@@ -53,7 +53,7 @@ static const HfConstant hf_constants[] = {
     {"mixtral", "router_jitter_noise", "0", NULL},
     {"glm4_moe_lite", "attention_bias", "false", "false"},
     {"glm4_moe_lite", "rope_interleave", "true", "true"},
-    {"glm4_moe|glm4_moe_lite", "num_nextn_predict_layers", NULL, "0"}, // a folder may have further layers after the last one
+    {"glm4_moe", "num_nextn_predict_layers", NULL, "0"}, // a folder may have further layers after the last one
     {NULL, "dtype", HF_DTYPES, NULL},
     {NULL, "torch_dtype", HF_DTYPES, NULL}, // name of dtype before transformers 5
 };
