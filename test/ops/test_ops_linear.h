@@ -122,8 +122,8 @@ TEST(split_heads) {
 
 // Shared parts of keys of no, some and all elements; rows that packs of 16 bytes fit or do not
 TEST(latents) {
-    static const size_t shapes[][4] = {{1, 1, 2, 1}, {3, 3, 10, 4}, {7, 2, 16, 8}, {5, 20, 64, 16}, {9, 1, 8, 8},
-                                       {33, 3, 36, 12}};
+    static const size_t shapes[][4] = {{1, 1, 2, 1},    {3, 3, 10, 4}, {7, 2, 16, 8},
+                                       {5, 20, 64, 16}, {9, 1, 8, 8},  {33, 3, 36, 12}};
     for (size_t i = 0; i < COUNT_OF(shapes); i++) {
         const size_t *shape = shapes[i];
         const OpShape s = {.n = shape[0], .NH = shape[1], .HD = shape[2], .R = shape[3], .C = shape[2]};

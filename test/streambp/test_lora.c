@@ -257,7 +257,8 @@ TEST(plan_of_adapters) {
         settings.gradient_type = c.model.dtype, settings.moment_type = DTYPE_FP32;
         Plan plan = plan_make(&settings, &c.batch);
         const size_t biases = c.model.router_bias ? 256 : 0; // of routers, in a region of their own
-        if (plan.share[SHARE_WEIGHTS] > (c.model.elements + n) * stored + 512 + biases) test_fail("weights take too much");
+        if (plan.share[SHARE_WEIGHTS] > (c.model.elements + n) * stored + 512 + biases)
+            test_fail("weights take too much");
         if (plan.share[SHARE_OPTIMIZER] > 2 * n * 4 + 512) test_fail("the optimizer takes too much");
         if (plan.share[SHARE_GRADIENTS] >
             n * stored + group_elements(&c.lora.table, largest_layer(&c.lora.table)) * 4 + 512)
