@@ -183,6 +183,7 @@ __attribute__((noreturn)) static void hf_refuse_family(const char *path, const c
     if (json_get(text, "num_experts") || json_get(text, "num_local_experts") || json_get(text, "n_routed_experts") ||
         strstr(value, "_moe"))
         what = ", a mixture of experts,";
+    if (json_get(text, "index_topk")) what = ", with sparse attention to latents,";
     for (size_t i = 0; i < FAMILIES; i++)
         snprintf(known + strlen(known), sizeof(known) - strlen(known), "%s%s", i ? ", " : "", families[i].name);
     die("%s: %s %s%s is not in this version; families are %s", path, key, value, what, known);
@@ -301,6 +302,14 @@ static void hf_read_mlp_types(Config *config, const cJSON *list, const char *pat
     }
 }
 
+// Refuses a model whose queries have no low rank: its tensors have other names.
+static void hf_check_latents(const cJSON *root, const Family *family, const char *path) {
+    if (family_has_key(family, "q_lora_rank") && cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(root, "q_lora_rank")))
+        die("%s: q_lora_rank is null, queries of full rank, which are not supported in %s; take a model with "
+            "q_lora_rank",
+            path, family->architecture);
+}
+
 // Reads the number of experts and n_shared_experts. Shared experts become one shared expert, with the sum of their
 // widths.
 static void hf_read_experts(Config *config, const cJSON *root, const char *path) {
@@ -324,6 +333,7 @@ static void hf_read_experts(Config *config, const cJSON *root, const char *path)
         if (!on) config->num_experts = 0, config->num_experts_per_tok = config->moe_intermediate_size = 1;
     }
     if (only && family_has_key(config->family, "mlp_only_layers") && config->family->router == ROUTER_SOFTMAX)
+
         hf_read_layers(config, only, path);
     if (!family_counts_shared(config->family)) return;
     const cJSON *types = json_get(root, "mlp_layer_types");
@@ -893,6 +903,7 @@ static Config hf_config_read(const char *path, char *remark, size_t remark_size)
     const Family *family = hf_family(whole, path);
     const cJSON *root = hf_text_config(whole, hf_composite(whole), path);
     Config config = config_defaults(family);
+    hf_check_latents(root, family, path);
     hf_check_nulls(root, family, path);
     hf_config_quantised(whole, path), hf_config_quantised(root, path);
     hf_check_constants(root, family, path, remark, remark_size);

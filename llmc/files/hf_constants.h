@@ -75,7 +75,7 @@ static const HfConstant hf_constants[] = {
     {"glm4_moe_lite", "attention_bias", "false", "false"},
     {"glm4_moe_lite", "rope_interleave", "true", "true"},
     // a folder may have further layers after the last one
-    {"glm4_moe|glm4_moe_lite|nemotron_h", "num_nextn_predict_layers", NULL, "0"},
+    {"glm4_moe|nemotron_h", "num_nextn_predict_layers", NULL, "0"},
     {NULL, "dtype", HF_DTYPES, NULL},
     {NULL, "torch_dtype", HF_DTYPES, NULL}, // name of dtype before transformers 5
 };

@@ -30,7 +30,7 @@ static void keys_finish(const Visit *v, ChunkKeys c) {
     const int again = keys_found(v), has_keys = again && layer_keeps_key(v->layer, KEYS);
     if (is_latent(v)) {
         if (!has_keys)
-            s->ops->norm_forward(c.k, c.k_linear, weight_of(v, K_NORM), NULL, NULL, v->c.n, d->KV, latent_norm());
+            s->ops->norm_forward(c.k, c.k_linear, weight_of(v, K_NORM), NULL, NULL, v->c.n, d->KV, latent_norm);
         if (!(again && layer_keeps_key(v->layer, VALUES))) shared_key_rotate(v, c.v, 0);
         return;
     }

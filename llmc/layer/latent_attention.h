@@ -23,11 +23,8 @@ enum { LATENT_CHUNKS = 4 }; // chunks in a range
 static int is_latent(const Visit *v) { return v->layer->shape.low != 0; }
 
 // ---- queries, latents -----------------------------------------------------------------------------------------------
-// Returns the norm of queries of low rank and of latents, which ignores rms_norm_eps.
-static Norm latent_norm(void) {
-    const Norm norm = {1e-6, 0, NORM_RMS};
-    return norm;
-}
+// The norm of queries of low rank and of latents, which ignores rms_norm_eps
+static const Norm latent_norm = {1e-6, 0, NORM_RMS};
 
 // Rotates the part of keys that heads share, x[n,R], in place; backward: rotates it back.
 static void shared_key_rotate(const Visit *v, Stored *x, int backward) {
@@ -41,7 +38,7 @@ static void shared_key_rotate(const Visit *v, Stored *x, int backward) {
 static Stored *push_low_norm(const Visit *v, const Stored *low) {
     const size_t width = v->layer->shape.low;
     Stored *norm = push_stored(v->s, SHARE_WORKSPACE, "norm of queries of low rank", v->c.n * width);
-    v->s->ops->norm_forward(norm, low, weight_of(v, Q_NORM), NULL, NULL, v->c.n, width, latent_norm());
+    v->s->ops->norm_forward(norm, low, weight_of(v, Q_NORM), NULL, NULL, v->c.n, width, latent_norm);
     return norm;
 }
 
@@ -61,27 +58,26 @@ static void latent_queries_backward(const Visit *v, Activations *a, Stored *dq) 
     const Stored *norm = push_low_norm(v, a->q_linear);
     Stored *dlow = push_stored(s, SHARE_WORKSPACE, "gradient of queries of low rank", v->c.n * width);
     linear_backward(v, Q_WEIGHT, dlow, dq, norm, 0);
-    norm_kind_backward(s, latent_norm(), dlow, sum_of(v, Q_NORM), NULL, dlow, a->q_linear, weight_of(v, Q_NORM), v->c.n,
+    norm_kind_backward(s, latent_norm, dlow, sum_of(v, Q_NORM), NULL, dlow, a->q_linear, weight_of(v, Q_NORM), v->c.n,
                        width, 0);
     mixer_input_backward(v, a, linear_of(v, QUERY_DOWN), dlow);
     arena_pop(s->arena, mark);
 }
 
-// dc[c], dr[c], which are complete -> their part of dnorm. linear: the product of latents
+// dc[c], dr[c], which are complete -> their part of dnorm. linear: the product of latents. Pushes; the caller pops
 static void latents_backward(const Visit *v, Activations *a, const Stored *linear) {
     const StreamBP *s = v->s;
     const Shapes *d = &v->layer->shape;
-    const size_t mark = arena_mark(s->arena), n = v->c.n;
+    const size_t n = v->c.n;
     Stored *dlatent = push_stored(s, SHARE_WORKSPACE, "gradient of latents", n * d->KV);
     Stored *dshared = push_stored(s, SHARE_WORKSPACE, "gradient of the shared part of keys", n * d->VV);
     s->ops->round_sums(dlatent, key_gradient_at(s, KEYS, v->l, v->c.token), n * d->KV);
     s->ops->round_sums(dshared, key_gradient_at(s, VALUES, v->l, v->c.token), n * d->VV);
-    norm_kind_backward(s, latent_norm(), dlatent, sum_of(v, K_NORM), NULL, dlatent, linear, weight_of(v, K_NORM), n,
+    norm_kind_backward(s, latent_norm, dlatent, sum_of(v, K_NORM), NULL, dlatent, linear, weight_of(v, K_NORM), n,
                        d->KV, 0);
     mixer_input_backward(v, a, linear_of(v, K_WEIGHT), dlatent);
     shared_key_rotate(v, dshared, 1);
     mixer_input_backward(v, a, linear_of(v, V_WEIGHT), dshared);
-    arena_pop(s->arena, mark);
 }
 
 // ---- ranges ---------------------------------------------------------------------------------------------------------
@@ -203,7 +199,7 @@ static void latent_spans(const Visit *v, LatentAttention *x, Spans spans, size_t
 // Tells whether the dry run visits one range for all ranges of the chunks that c counts for.
 static int counts_ranges(const Visit *v) {
     const StreamBP *s = v->s;
-    return visits_shapes(s) || (s->memory.walk.dry && !v->c.given && !has_forks(s));
+    return !v->c.given && (visits_shapes(s) || (s->memory.walk.dry && !has_forks(s)));
 }
 
 static void latent_count(const Visit *v, LatentAttention *x, Spans spans) {

@@ -63,6 +63,7 @@ typedef struct {
 
 // Returns why a model cannot have this memory; NULL: it can.
 static const char *context_problem(const Config *c) {
+    if (c->kv_lora_rank) return "it has latents in place of keys";
     if (c->family->learned_positions) return "its positions are a learned table";
     if (c->num_kv_shared_layers) return "its last layers read keys of earlier ones";
     return layers_of_kind(c, LAYER_FULL) ? NULL : "none of its layers sees all tokens";

@@ -182,11 +182,11 @@ static void cache_turn(const Cache *cache, StreamBP *s, Turn wanted) {
 // ---- graphs: op set "cuda" repeats the launches of a step as a whole ------------------------------------------------
 // Makes the graph's key for a part of a pass of n tokens, each of another slot, or for their draws (of: the draws'
 // settings, else NULL). Returns NULL if launches differ from pass to pass: rows of K, V move, weights may be loaded or
-// gathered, or a step of the optimizer is deferred.
+// gathered, or a step of the optimizer is deferred, or latents are expanded.
 static const GraphKey *graph_key(const Cache *cache, const StreamBP *s, GraphKey *key, size_t n, size_t part,
                                  const SamplingSettings *of) {
     const Residency *r = &s->memory;
-    if (!cache->scattered || weights_are_staged(r) || r->hook.context) return NULL;
+    if (!cache->scattered || weights_are_staged(r) || r->hook.context || s->model->config.kv_lora_rank) return NULL;
     memset(key, 0, sizeof(*key));
     key->span = s->now.span, key->copied = cache->copied, key->n = n, key->part = part;
     if (of) key->of = *of;

@@ -55,7 +55,7 @@ static Search run_search(const Run *run, size_t limit) {
         c.places[kind] = (1u << PLACE_DEVICE | (unsigned)(kind == PLACED_KEPT ? kept : host) << PLACE_HOST |
                           (unsigned)disk << PLACE_DISK) &
                          ~run->barred;
-    c.ring = o->kv == KEYS_AUTO && world_sp(world) > 1;
+    c.ring = o->kv == KEYS_AUTO && world_sp(world) > 1 && !run->model.config.kv_lora_rank;
     const int measured = !options_train(o) && option_given(o, "method"); // bp measures a named method as it is
     c.keep = o->keep.word == KEEP_AUTO && c.open.backward && method_recomputes(c.open.method) && !measured;
     c.spare = on_cpu && !plans && !o->memory_limit ? 0.25 : 0; // other programs use this memory too

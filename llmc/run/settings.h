@@ -199,6 +199,9 @@ static void settings_name_places(RunSettings *settings, const Options *o) {
                                  o->reference_on};
     memcpy(settings->place, named, sizeof(named));
     settings->ring = o->kv == KEYS_RING;
+    if (settings->ring && settings->model->config.kv_lora_rank)
+        die_usage("--kv ring: %s has latents in place of keys and values, which ranks gather; give --kv gather",
+                  settings->model->config.family->name);
     const size_t L = settings->model->config.num_hidden_layers, layers = o->keep.layers < L ? o->keep.layers : 0;
     const size_t off = o->keep_on.layers < (layers ? layers : L) ? o->keep_on.layers : 0; // 0: all
     const Keeping nothing = {LEVEL_NONE, 0, 0}, keep = {(KeepLevel)o->keep.word, layers, off};

@@ -18,7 +18,7 @@ logging.disable_progress_bar()
 T, DOCUMENTS = 48, 6
 SHARD = f"{GOLDEN}/tokens_uint16.bin"  # llm.c's: a header of 1024 bytes, then tokens
 DATA = ["--data", SHARD, "--seq-len", str(T)]
-EXPERTS = ("qwen3_moe", "qwen3_5_moe", "qwen3_next", "mixtral", "glm4_moe", "lfm2_moe")
+EXPERTS = ("qwen3_moe", "qwen3_5_moe", "qwen3_next", "mixtral", "glm4_moe", "lfm2_moe", "glm4_moe_lite")
 STACKS = ("gpt_oss", "gemma4-moe")  # PEFT's all-linear leaves their experts out
 
 

@@ -208,6 +208,12 @@ static const Damage changed_texts[] = {
     KEY("glm4_moe", "n_group", "2", "6", "equal groups of num_experts 6 must hold num_experts_per_tok 2"),
     KEY("glm4_moe", "n_shared_experts", "2", "3",
         "shared_experts.gate_proj.weight has shape [40, 32], but config.json"),
+    KEY("glm4_moe_lite", "q_lora_rank", "8", "null", "q_lora_rank is null, queries of full rank"),
+    KEY("glm4_moe_lite", "v_head_dim", "10", "8", "v_head_dim 8 must be qk_nope_head_dim + qk_rope_head_dim, 10"),
+    KEY("glm4_moe_lite", "rope_interleave", "true", "false", "rope_interleave is false; it must be true"),
+    KEY("glm4_moe_lite", "num_key_value_heads", "3", "1", "num_key_value_heads 1 must be num_attention_heads 3"),
+    CONFIG("glm4_moe_lite", "\"dense\"", "\"wide\"", "the entry of layer 1 must be dense or sparse"),
+    KEY("glm4_moe_lite", "kv_lora_rank", "10", "12", "kv_a_proj_with_mqa.weight has shape [14, 24], but config.json"),
     KEY("gpt_oss", "hidden_act", "\"silu\"", "\"gelu\"", "hidden_act is gelu; it must be"),
     KEY("gpt_oss", "num_local_experts", "5", "null", "num_local_experts is null"),
     KEY("gpt_oss", "num_local_experts", "5", "6", "router.weight has shape [5, 32], but config.json asks for [6, 32]"),
@@ -369,7 +375,7 @@ TEST(texts) {
         golden_copies("gpt2 llama llama3 llama-sharded llama-tied qwen2 qwen3 qwen3-yarn mistral gemma3 "
                       "gemma3-linear ministral3 smollm3 olmo2 olmo3 phi3 glm4 granite mistral-full qwen3_moe "
                       "seed_oss hunyuan_v1_dense ernie4_5 muse_glimmer olmo_hybrid lfm2 lfm3 lfm2_moe "
-                      "qwen3_moe-fused mixtral glm4_moe gpt_oss gemma4-e");
+                      "qwen3_moe-fused mixtral glm4_moe glm4_moe_lite gpt_oss gemma4-e");
     expect_damage_found(&suite, changed_texts, COUNT_OF(changed_texts));
 }
 

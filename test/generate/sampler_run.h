@@ -47,15 +47,20 @@ static RunSettings sampling_run(size_t chunk, size_t cache_tokens) {
     return settings;
 }
 
-// Opens a run; batch NULL: for generation alone.
-static Run *run_open(const Config *config, RunSettings settings, const Batch *batch) {
+// Opens a run; batch NULL: for generation alone. constants: of a router and of layers; NULL: as they begin
+static Run *run_open_with(const Config *config, const Model *constants, RunSettings settings, const Batch *batch) {
     Run *run = (Run *)checked_calloc(1, sizeof(*run), "a run");
     static const Batch none = {0};
     run->model = model_build(config, ops_device->stored);
+    if (constants) model_copy_constants(&run->model, constants);
     settings.model = &run->model;
     sampler_allocate(&run->sampler, &run->model, settings.cache_tokens, settings.context);
     tiny_begin(&run->tiny, EMULATED ? ops_device : ops_fenced(), settings, NULL, NULL, batch ? batch : &none);
     return run;
+}
+
+static Run *run_open(const Config *config, RunSettings settings, const Batch *batch) {
+    return run_open_with(config, NULL, settings, batch);
 }
 
 // Opens models[i], with the first element of the final norm's weights scaled by `factor`.

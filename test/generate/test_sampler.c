@@ -104,7 +104,8 @@ TEST(greedy_text_of_golden_models) {
                                         "muse_glimmer", "lfm2",
                                         "lfm3",         "lfm2_moe",
                                         "qwen3_next",   "olmo_hybrid",
-                                        "nemotron_h",   "nemotron_h-dense"};
+                                        "nemotron_h",   "nemotron_h-dense",
+                                        "glm4_moe_lite"};
     static const size_t chunks[] = {1, 3, 6, 1024};
     static const SamplingSettings greedy = {0, 0, 0, 1, 0};
     for (size_t i = 0; i < COUNT_OF(names); i++) {
@@ -115,7 +116,8 @@ TEST(greedy_text_of_golden_models) {
         golden_ids(folder, "prompt", text, PROMPTED);
         golden_ids(folder, "greedy", expected, GREEDY);
         WeightSource *source = weights_open(folder);
-        Run *run = run_open(&source->config, sampling_run(chunks[i % 4], PROMPTED + GREEDY - 1), NULL);
+        Run *run =
+            run_open_with(&source->config, &source->model, sampling_run(chunks[i % 4], PROMPTED + GREEDY - 1), NULL);
         weights_load(source, &run->model, sharding_whole(), run->tiny.ops, run->tiny.s.memory.weights);
         weights_close(source);
         generate(run, text, PROMPTED, PROMPTED + GREEDY, &greedy);

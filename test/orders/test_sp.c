@@ -37,6 +37,7 @@ static const char *const models[] = {
     TINY_OWN,
     TINY_ROTATED,
     TINY_BARE,
+    TINY_LATENT,
     // linear attention: beside attention, with more value heads than keys; alone, with a convolution longer than parts
     TINY_LLLF ",layer_types=llfl",
     TINY_LINEAR,
@@ -65,7 +66,8 @@ static Case case_of(Config config, int lora) {
     // a delta rule's output may nearly vanish; its norm then magnifies rounding
     if (layers_of_kind(&c.tiny.model.config, LAYER_LINEAR)) c.tiny.model.config.norm_eps = 5e-2;
     c.tiny.lora.dropout = 0.3;
-    c.tiny.settings.router_aux_loss = 0.7, c.tiny.settings.router_z_loss = 0.2;
+    if (config.family->router == ROUTER_SOFTMAX)
+        c.tiny.settings.router_aux_loss = 0.7, c.tiny.settings.router_z_loss = 0.2;
     c.tiny.settings.gradient_type = dtype_of_sums(c.tiny.model.dtype), c.tiny.settings.backward = 1;
     return c;
 }

@@ -347,6 +347,9 @@ for number, (family, keys) in enumerate((
         ("lfm3", "head_dim=8,layer_types=cs,sliding_window=5,attention_bias=true"), ("lfm2_moe", "layer_types=fc,num_experts=4,num_experts_per_tok=2,moe_intermediate_size=8,num_dense_layers=1"),
         ("granite", "embedding_multiplier=12,attention_multiplier=0.3,residual_multiplier=0.22,logits_scaling=0.4,mlp_bias=true"))):
     random_model(f"{family}-{number}", f"{family},{SMALL},num_key_value_heads=2,{keys}")
+random_model("glm4_moe_lite", f"glm4_moe_lite,{SMALL},q_lora_rank=12,kv_lora_rank=20,qk_nope_head_dim=10,qk_rope_head_dim=6,v_head_dim=16,"
+             "num_experts=4,moe_intermediate_size=8,shared_expert_intermediate_size=8,num_experts_per_tok=2,mlp_only_layers=1,"
+             "rope_type=yarn,factor=4,original_max_position_embeddings=32,mscale=1,mscale_all_dim=1")
 random_model("biases", f"llama,{SMALL},attention_bias=true,mlp_bias=true,rope_theta=123456.7,rms_norm_eps=3e-7")
 trials()
 family_trials()
