@@ -383,7 +383,8 @@ static void rotate(const Visit *v, LayerTensor norm, Stored *x, int backward) {
                      backward);
 }
 
-// Turns the product of queries (Q_NORM) or keys (K_NORM) into what QK-norm reads: rotates it if the rotation comes first.
+// Turns the product of queries (Q_NORM) or keys (K_NORM) into what QK-norm reads. Rotates it if the rotation comes
+// first.
 static void rotate_product(const Visit *v, LayerTensor norm, Stored *product) {
     if (v->layer->shape.qk_norm == QK_NORM_ROTATED) rotate(v, norm, product, 0);
 }
