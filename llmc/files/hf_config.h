@@ -171,7 +171,7 @@ __attribute__((noreturn)) static void hf_refuse_family(const char *path, const c
     const char *what = "";
     char value[64], known[512] = "";
     cJSON_ArrayForEach(layer, types) if (json_is(layer, "linear_attention")) what =
-        ", a hybrid with layers of linear attention (Gated DeltaNet),";
+        ", a hybrid with layers of linear attention,";
     json_scalar_text(cJSON_IsArray(item) ? item->child : item, value, sizeof(value));
     if (strstr(value, "vision") || strstr(value, "audio")) what = ", the tower of images or sound of a model,";
     if (json_get(text, "num_experts") || json_get(text, "num_local_experts") || json_get(text, "n_routed_experts") ||
