@@ -177,7 +177,7 @@ __attribute__((noreturn)) static void hf_refuse_family(const char *path, const c
     const char *what = "";
     char value[64], known[512] = "";
     cJSON_ArrayForEach(layer, types) if (json_is(layer, "linear_attention")) what =
-        ", a hybrid with layers of linear attention (Gated DeltaNet),";
+        ", a hybrid with layers of linear attention,";
     json_scalar_text(cJSON_IsArray(item) ? item->child : item, value, sizeof(value));
     if (strstr(value, "vision") || strstr(value, "audio")) what = ", the tower of images or sound of a model,";
     if (json_get(text, "num_experts") || json_get(text, "num_local_experts") || json_get(text, "n_routed_experts") ||
@@ -250,7 +250,6 @@ static size_t hf_renamed_at(const Family *family, const char *key) {
     return i;
 }
 
-// ---- reading -----------------------------------------------------------------------------------------------------------
 // Sets a key from the file's value, under its common or original name.
 static void hf_set(Config *config, const char *name, const cJSON *item, const char *path) {
     const int is_bool = config_keys[config_key_find(name)].kind == KEY_BOOL;

@@ -123,11 +123,11 @@ static int family_has_convolution(const Family *family) { return strchr(family->
 // clang-format off
 #define NO_LINEAR_NAMES NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 #define LINEAR_NAMES NULL, "linear_attn.in_proj_qkv.weight", NULL, NULL, "linear_attn.in_proj_z.weight",               \
-    "linear_attn.in_proj_b.weight", "linear_attn.in_proj_a.weight", "linear_attn.conv1d.weight",                    \
+    "linear_attn.in_proj_b.weight", "linear_attn.in_proj_a.weight", "linear_attn.conv1d.weight",                       \
     "linear_attn.dt_bias", "linear_attn.A_log", "linear_attn.norm.weight", "linear_attn.out_proj.weight"
 #define FUSED_LINEAR_NAMES NULL, "linear_attn.in_proj_qkvz.weight", NULL, NULL, NULL,                                  \
     "linear_attn.in_proj_ba.weight", NULL,                                                                             \
-    "linear_attn.conv1d.weight", "linear_attn.dt_bias", "linear_attn.A_log", "linear_attn.norm.weight",               \
+    "linear_attn.conv1d.weight", "linear_attn.dt_bias", "linear_attn.A_log", "linear_attn.norm.weight",                \
     "linear_attn.out_proj.weight"
 #define CONVOLUTION_NAMES NULL, "conv.in_proj.weight", NULL, NULL, NULL, NULL, NULL, "conv.conv.weight", NULL, NULL,   \
     NULL,                                                                                                              \
@@ -155,7 +155,7 @@ static int family_has_convolution(const Family *family) { return strchr(family->
     "mlp.shared_expert.up_proj.weight", "mlp.shared_expert.down_proj.weight", EXPERT_NAMES
 #define SHARED_EXPERTS_NAMES "mlp.gate.weight", NULL, "mlp.shared_experts.gate_proj.weight",                           \
     "mlp.shared_experts.up_proj.weight", "mlp.shared_experts.down_proj.weight", EXPERT_NAMES
-#define SPLIT_NAMES {"mlp.experts.%zu.gate_proj.weight", "mlp.experts.%zu.up_proj.weight",                            \
+#define SPLIT_NAMES {"mlp.experts.%zu.gate_proj.weight", "mlp.experts.%zu.up_proj.weight",                             \
     "mlp.experts.%zu.down_proj.weight"}
 // Names of a layer with norms before attention and MLP. Arguments: the names of linear attention's and MLP's tensors
 #define BLOCK_NAMES(LINEAR, MLP) "input_layernorm.weight", NULL, ATTENTION_NAMES, LINEAR, NULL,                        \
@@ -493,20 +493,20 @@ typedef struct {
 
 // clang-format off
 #define LLAMA3  "vocab_size=128256,rms_norm_eps=1e-5,rope_theta=500000,"
-#define LLAMA31 LLAMA3 "max_position_embeddings=131072,rope_type=llama3,low_freq_factor=1,high_freq_factor=4," \
+#define LLAMA31 LLAMA3 "max_position_embeddings=131072,rope_type=llama3,low_freq_factor=1,high_freq_factor=4,"         \
                        "original_max_position_embeddings=8192,"
 #define MISTRAL "rms_norm_eps=1e-5,"
 #define GEMMA3  "head_dim=256,query_pre_attn_scalar=256,"
 #define GEMMA3L GEMMA3 "vocab_size=262208,sliding_window=1024,max_position_embeddings=131072,rope_type=linear,factor=8,"
 #define GEMMA4  "final_logit_softcapping=30,"
-#define GEMMA4L GEMMA4 "hidden_size_per_layer_input=0,attention_k_eq_v=true,sliding_window=1024," \
+#define GEMMA4L GEMMA4 "hidden_size_per_layer_input=0,attention_k_eq_v=true,sliding_window=1024,"                      \
                        "max_position_embeddings=262144,"
 #define QWEN25  "rope_theta=1000000,max_position_embeddings=32768,"
 #define QWEN25L "rope_theta=1000000,max_position_embeddings=131072,vocab_size=152064,"
 #define QWEN3  "rope_theta=1000000,max_position_embeddings=40960,"
 #define QWEN35 "rope_theta=10000000,max_position_embeddings=262144,"
 #define OLMO2  "vocab_size=100352,max_position_embeddings=4096,rms_norm_eps=1e-6,rope_theta=500000"
-#define OLMO3  "vocab_size=100278,max_position_embeddings=65536,rms_norm_eps=1e-6,rope_type=yarn,factor=8," \
+#define OLMO3  "vocab_size=100278,max_position_embeddings=65536,rms_norm_eps=1e-6,rope_type=yarn,factor=8,"            \
                "original_max_position_embeddings=8192,attention_factor=1.2079441541679836"
 #define PHI4   "vocab_size=100352,max_position_embeddings=16384,rope_theta=250000"
 #define GLM4   "max_position_embeddings=32768,rms_norm_eps=1e-5"
