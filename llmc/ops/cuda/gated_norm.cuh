@@ -51,24 +51,24 @@ __global__ void __launch_bounds__(NORM_MOST_THREADS)
     });
 }
 
-// Calls launch(W, P, GATE_FIRST, threads) with constants.
+// Calls launch(W, P, GATE_FIRST, threads) with constants. GATE_FIRST: with more than 2 packs backward spills.
 template <typename F> static void with_gated_norm(bool aligned, size_t V, size_t stride, int gate_first, F launch) {
-    constexpr int MOST = NORM_PACKS[0];
-    if (V > NORM_MOST_THREADS * MOST)
-        die("op set cuda: gated norm has heads of %zu elements, but at most %u are possible", V,
-            NORM_MOST_THREADS * MOST);
-    with_width<floatX>(aligned && V % full_pack<floatX> == 0 && stride % full_pack<floatX> == 0, [&](auto W) {
+    const auto run = [&](auto W, auto FIRST) {
+        constexpr int MOST = NORM_PACKS[FIRST && W > 1];
         const NormShape shape = norm_shape(blocks_for(V, W), MOST);
-        const auto run = [&](auto FIRST) {
-            if (shape.P == 1)
-                launch(W, Width<1>(), FIRST, shape.threads);
-            else
-                launch(W, Width<MOST>(), FIRST, shape.threads);
-        };
-        if (gate_first)
-            run(std::true_type());
+        if (!shape.P)
+            die("op set cuda: gated norm has heads of %zu elements, but at most %u are possible", V,
+                NORM_MOST_THREADS * MOST * W);
+        if (shape.P == 1)
+            launch(W, Width<1>(), FIRST, shape.threads);
         else
-            run(std::false_type());
+            launch(W, Width<MOST>(), FIRST, shape.threads);
+    };
+    with_width<floatX>(aligned && V % full_pack<floatX> == 0 && stride % full_pack<floatX> == 0, [&](auto W) {
+        if (gate_first)
+            run(W, std::true_type());
+        else
+            run(W, std::false_type());
     });
 }
 

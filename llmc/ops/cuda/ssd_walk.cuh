@@ -70,7 +70,7 @@ template <int KP, int COLUMNS> constexpr size_t ssd_bytes() {
     return (2 * Tiles::KEYS + TOKENS_TILE<COLUMNS> + TERMS * (Tiles::STATE + TOKENS_TILE<COLUMNS>)) * sizeof(floatX) +
            FACTORS * sizeof(TokenFactors);
 }
-static_assert(ssd_bytes<128, WARP_COLUMNS>() <= 99 << 10);
+static_assert(WALK_MOST_K == GPU_MOST_SSD_STATE && ssd_bytes<WALK_MOST_K, WARP_COLUMNS>() <= 99 << 10);
 
 template <int KP, int COLUMNS> __device__ inline SsdTiles<KP, COLUMNS> ssd_tiles(floatX *memory) {
     SsdTiles<KP, COLUMNS> tiles;
