@@ -515,6 +515,15 @@ TEST(delta_of_other_documents) { // a document's tokens change no bit of others'
 }
 
 // ---- transfer of a state --------------------------------------------------------------------------------------------
+TEST(transfers_of_ranges) { // matrices, then Mamba-2's numbers
+    for (int i = 0; i < 4; i++) {
+        const OpShape s = {.delta = {.ssd = i / 2}, .back = i % 2};
+        case_of("", "transfer, ssd=%d", s.delta.ssd);
+        case_transfer_begin(&s);
+        case_state_combine(&s);
+    }
+}
+
 TEST(delta_transfer) { // state after a call = transfer * the state before + the state after it from 0
     Span span[MOST_SPANS];
     static const size_t cases[][3] = {{12, 16, 8}, {7, 5, 33}, {2, 3, 2}};
