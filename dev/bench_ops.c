@@ -309,13 +309,13 @@ static void delta_op(const DeltaBench *b, DeltaOp op) {
     case STEPS_OF_TEXTS: cpu_delta_forward(out, state, NULL, x, beta, a, A, A, &texts, scratch); break;
     case CONV: cpu_conv_forward(x, (Stored *)b->columns, (Stored *)b->projected, weight, NULL, s); break;
     case CONV_BACK:
-        cpu_conv_backward((Stored *)b->dprojected, sums, NULL, dstate, dx, (Stored *)b->projected,
-                          (Stored *)b->columns, weight, NULL, s, scratch);
+        cpu_conv_backward((Stored *)b->dprojected, sums, NULL, dstate, dx, (Stored *)b->projected, (Stored *)b->columns,
+                          weight, NULL, s, scratch);
         break;
     case NORM: cpu_gated_norm_forward(dout, out, z, weight, n, s->HV, s->V, s->stride, 0, 1e-6); break;
     default:
-        cpu_gated_norm_backward(dout, (Stored *)b->dprojected, sums, dout, out, z, weight, n, s->HV, s->V, s->stride,
-                                0, 1e-6, scratch);
+        cpu_gated_norm_backward(dout, (Stored *)b->dprojected, sums, dout, out, z, weight, n, s->HV, s->V, s->stride, 0,
+                                1e-6, scratch);
     }
 }
 

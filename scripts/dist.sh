@@ -22,7 +22,7 @@ build() { # cpu or all; sets program
     [ -f "$program.map" ] || rm -f "$program" # the map is written by the linker
     env -u PRECISION -u MPI_FLAGS -u MPI_LIBS ${MAKE:-make} --no-print-directory -s CC=gcc BACKEND="$1" PORTABLE=1 ${BUILD:+"BUILD=$BUILD"} "$program" >&2
 }
-# Prints the system's files in the program: archives of which a member was taken, and objects such as crt1.o
+# Prints the system's files in the program: archives with a member in it, and objects such as crt1.o
 static_files() {
     awk '/^Archive member/ { taken = 1; next } /^(As-needed|Discarded|There are)/ { taken = 0 }
          taken && /^[^ ].*\(/ { sub(/\(.*/, ""); print } $1 == "LOAD" && /\.o$/ { print $2 }' "$program.map" | sort -u |

@@ -206,8 +206,8 @@ static void options_download(const Options *o) {
     hub_fetch("--like", o->like, download_answer(o));
 }
 
-// Sets --model to the base of a run's adapters: where the run had it, or by its hub name, downloaded if the user agrees.
-// Collective.
+// Sets --model to the base of a run's adapters: where the run had it, or by its hub name. Downloads it if the user
+// agrees. Collective.
 static void options_find_base(Options *o, const char *run, const RunSource *source) {
     const char *typed = source->text[SOURCE_MODEL], *path = source->text[SOURCE_PATH];
     const int is_here = run_source_find(source) != NULL, is_name = hub_is_name(typed);

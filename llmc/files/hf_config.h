@@ -171,7 +171,7 @@ __attribute__((noreturn)) static void hf_refuse_family(const char *path, const c
     const char *what = "";
     char value[64], known[512] = "";
     cJSON_ArrayForEach(layer, types) if (json_is(layer, "linear_attention")) what =
-        ", a hybrid with layers of linear attention (Gated DeltaNet),";
+        ", a hybrid with layers of linear attention,";
     json_scalar_text(cJSON_IsArray(item) ? item->child : item, value, sizeof(value));
     if (strstr(value, "vision") || strstr(value, "audio")) what = ", the tower of images or sound of a model,";
     if (json_get(text, "num_experts") || json_get(text, "num_local_experts") || json_get(text, "n_routed_experts") ||
@@ -225,15 +225,14 @@ static const Family *hf_family(const cJSON *root, const char *path) {
 // Keys that a family's class calls by another name; `older`: a name that it also reads
 static const struct {
     const char *family, *key, *name, *older;
-} hf_renamed[] = {
-    {"nemotron_h", "linear_num_key_heads", "n_groups", "mamba_n_groups"},
-    {"nemotron_h", "linear_num_value_heads", "mamba_num_heads", NULL},
-    {"nemotron_h", "linear_key_head_dim", "ssm_state_size", NULL},
-    {"nemotron_h", "linear_value_head_dim", "mamba_head_dim", NULL},
-    {"nemotron_h", "linear_conv_kernel_dim", "conv_kernel", "mamba_d_conv"},
-    {"nemotron_h", "time_step_min", "time_step_min", "mamba_dt_min"},
-    {"nemotron_h", "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", NULL},
-    {"nemotron_h", "rms_norm_eps", "layer_norm_epsilon", NULL}};
+} hf_renamed[] = {{"nemotron_h", "linear_num_key_heads", "n_groups", "mamba_n_groups"},
+                  {"nemotron_h", "linear_num_value_heads", "mamba_num_heads", NULL},
+                  {"nemotron_h", "linear_key_head_dim", "ssm_state_size", NULL},
+                  {"nemotron_h", "linear_value_head_dim", "mamba_head_dim", NULL},
+                  {"nemotron_h", "linear_conv_kernel_dim", "conv_kernel", "mamba_d_conv"},
+                  {"nemotron_h", "time_step_min", "time_step_min", "mamba_dt_min"},
+                  {"nemotron_h", "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", NULL},
+                  {"nemotron_h", "rms_norm_eps", "layer_norm_epsilon", NULL}};
 #define HF_RENAMED (sizeof(hf_renamed) / sizeof(hf_renamed[0]))
 
 // Returns the index of a key in hf_renamed, or HF_RENAMED.
@@ -625,7 +624,8 @@ static void hf_read_kinds(Config *config, const cJSON *root, const char *path) {
 // Reads the branch of each layer, of which the class counts the layers: a list under one of two names, or a pattern.
 static void hf_read_branches(Config *config, const cJSON *root, const char *path) {
     static const char *const names[] = {LINEAR, "mamba", FULL, "attention", "mlp", "moe"}, letters[] = "LLFFpe";
-    const cJSON *list = json_get(root, "layers_block_type"), *pattern = json_get(root, "hybrid_override_pattern"), *type;
+    const cJSON *list = json_get(root, "layers_block_type"), *pattern = json_get(root, "hybrid_override_pattern"),
+                *type;
     const char *marks = "M*-E", *text = cJSON_IsString(pattern) ? pattern->valuestring : "";
     size_t layers = 0;
     if (!list) list = json_get(root, "layer_types");
@@ -643,8 +643,8 @@ static void hf_read_branches(Config *config, const cJSON *root, const char *path
     for (; !list && *text; text++) {
         const char *mark = strchr(marks, *text);
         if (!mark || layers == LAYER_TYPES_MAX)
-            die("%s: hybrid_override_pattern: layer %zu must be M, *, - or E, and at most %d layers are supported", path,
-                layers, LAYER_TYPES_MAX);
+            die("%s: hybrid_override_pattern: layer %zu must be M, *, - or E, and at most %d layers are supported",
+                path, layers, LAYER_TYPES_MAX);
         config->layer_types[layers++] = "LFpe"[mark - marks];
     }
     if (!layers) die("%s: names no layers; give layers_block_type", path);

@@ -63,7 +63,8 @@ static const HfConstant hf_constants[] = {
     {"nemotron_h", "tie_word_embeddings", "false", NULL}, // its class ties nothing
     {"nemotron_h", "hidden_dropout", NULL, NO_DROPOUT},
     {"mixtral", "router_jitter_noise", "0", NULL},
-    {"glm4_moe|nemotron_h", "num_nextn_predict_layers", NULL, "0"}, // a folder may have further layers after the last one
+    {"glm4_moe|nemotron_h", "num_nextn_predict_layers", NULL,
+     "0"}, // a folder may have further layers after the last one
     {NULL, "dtype", HF_DTYPES, NULL},
     {NULL, "torch_dtype", HF_DTYPES, NULL}, // name of dtype before transformers 5
 };
@@ -79,7 +80,8 @@ static const struct {
 
 // Tells whether a list of families names this family or the family's activation.
 static int hf_names(const char *families, const Family *family) {
-    static const char *const activations[] = {HF_SILU, HF_GPT2, HF_GEMMA, HF_SILU, HF_RELU2}; // indexed by ActivationKind
+    static const char *const activations[] = {HF_SILU, HF_GPT2, HF_GEMMA, HF_SILU,
+                                              HF_RELU2}; // indexed by ActivationKind
     return !families || text_is_one_of(family->name, families) ||
            text_is_one_of(activations[family->activation], families);
 }

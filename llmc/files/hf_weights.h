@@ -203,7 +203,8 @@ static const char *hf_piece_name(const Family *family, const char *prefix, const
                                  char out[HF_NAME]) {
     const int down = p->experts && text_ends_with(p->name, family->names.layer[EXPERTS_DOWN]);
     const char *own = family->names.layer[!p->experts ? ROUTER_WEIGHT : down ? EXPERTS_DOWN : EXPERTS_GATE_UP];
-    const char *split = !p->experts ? family->names.router : family->names.expert[down ? 2 : piece % expert_parts(family)];
+    const char *split =
+        !p->experts ? family->names.router : family->names.expert[down ? 2 : piece % expert_parts(family)];
     char name[HF_NAME];
     if (!split || !text_ends_with(p->name, own)) return hf_tensor_name(family, prefix, p->name, out);
     const size_t begin = strlen(p->name) - strlen(own);
@@ -262,8 +263,7 @@ static size_t hf_layer_constants(const Model *model, const char *prefix, size_t 
     char name[HF_NAME];
     const size_t begin = (size_t)snprintf(name, sizeof(name), c->family->names.layer_prefix, l);
     if (!model->layer_scalar && (!model->router_bias || !layer_has_experts(c, l))) return 0;
-    snprintf(name + begin, sizeof(name) - begin, "%s",
-             model->layer_scalar ? "layer_scalar" : "");
+    snprintf(name + begin, sizeof(name) - begin, "%s", model->layer_scalar ? "layer_scalar" : "");
     if (!model->layer_scalar) { // next to the router's weight
         const char *router = c->family->names.layer[ROUTER_WEIGHT];
         snprintf(name + begin, sizeof(name) - begin, "%.*s.e_score_correction_bias",

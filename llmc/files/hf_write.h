@@ -167,7 +167,7 @@ static void hf_open_like(HfWrite *write, WeightSource *source, QuantType quant) 
     if (!write->text_only) write->composite = composite;
 }
 
-// Refuses to write a text model alone of which transformers has no class.
+// Refuses to write a text model alone if transformers has no class of it.
 static void hf_check_class(const HfWrite *write) {
     const Family *family = write->source->config.family;
     const HfComposite *whole = hf_composite_of(family);

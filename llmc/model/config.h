@@ -213,7 +213,8 @@ static int family_has_key(const Family *family, const char *name) {
     if (text_is_one_of(name, "rope_theta|pad_token_id")) return !family->learned_positions && !family->bare_attention;
     if (!strcmp(name, "intermediate_size")) return !family->router || family_names_key(family, name);
     if (!strcmp(name, "num_key_value_heads") || !strcmp(name, "head_dim")) return !family->biases;
-    if (!strcmp(name, "attention_bias")) return !family->biases && !family->qkv_bias && !family->same_windows && !family->bare_attention;
+    if (!strcmp(name, "attention_bias"))
+        return !family->biases && !family->qkv_bias && !family->same_windows && !family->bare_attention;
     if (!strcmp(name, "sliding_window")) return *family->layer_types == 's';
     if (key->kind == KEY_LAYER_TYPES) return *family->layer_types;
     if (key->kind == KEY_GELU) return family->activation == ACTIVATION_GELU;
@@ -673,7 +674,8 @@ static void config_finish(Config *config, const char *where, int code) {
                  where, config->linear_num_value_heads, config->linear_key_head_dim, config->linear_value_head_dim,
                  LINEAR_STATE_MAX);
     for (int global = 0; global < 2; global++)
-        if (!family->learned_positions && !family->bare_attention && (global ? config->global_head_dim : config->head_dim) % 2)
+        if (!family->learned_positions && !family->bare_attention &&
+            (global ? config->global_head_dim : config->head_dim) % 2)
             die_with(code, "%s: %s %zu must be even for rotary positions", where,
                      global ? "global_head_dim" : "head_dim", global ? config->global_head_dim : config->head_dim);
     if (config->num_global_key_value_heads && config->num_attention_heads % config->num_global_key_value_heads)

@@ -170,7 +170,8 @@ static unsigned lora_modules(const Family *family, const char *targets, const ch
         const LayerTensor tensor = lora_tensor(family, i);
         const int gate = family->names.layer[OUTPUT_GATE] && (tensor == GATE_WEIGHT || tensor == OUTPUT_GATE);
         // the model has two modules with this end
-        const int whole = family->conv1d || (family->experts_beside && tensor >= ROUTER_WEIGHT) || gate;
+        const int twice = family->bare_attention && tensor >= GATE_WEIGHT; // experts and dense layers
+        const int whole = family->conv1d || (family->experts_beside && tensor >= ROUTER_WEIGHT) || gate || twice;
         const char *end = whole ? NULL : lora_is_parameter(family, tensor) ? strchr(module, '.') : strrchr(module, '.');
         all |= 1u << i;
         snprintf(known + strlen(known), sizeof(known) - strlen(known), "%s%s", i ? ", " : "", end ? end + 1 : module);

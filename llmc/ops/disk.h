@@ -130,7 +130,7 @@ static void disk_piece(const DiskFile *file, int way, char *memory, size_t bytes
     if (failed) longjmp(disk_failure, 1);
 }
 
-// Contents of one piece of memory: `whole` bytes of disk blocks from `offset` on, of which the transfer moves `bytes`
+// Contents of one piece of memory: `whole` bytes of disk blocks from `offset` on; the transfer moves `bytes` of them
 // bytes from `skip` on
 typedef struct {
     size_t offset, skip, bytes, whole;

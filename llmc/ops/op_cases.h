@@ -434,7 +434,8 @@ static void attention_range(AttentionCase *a, int range) {
 
 // Returns the slack for dout . v - delta: two sums of HD products, which nearly cancel in short documents. With few
 // keys, rounding errors of operands hardly average out.
-static double attention_slack(size_t HD) { return fmax(1, sqrt((double)HD / 128)) * (rounds_operands() ? 2 : 1); }
+static double score_slack(size_t HD) { return fmax(1, sqrt((double)HD / 128)); }
+static double attention_slack(size_t HD) { return score_slack(HD) * (rounds_operands() ? 2 : 1); }
 
 static AttentionCase attention_begin(const OpShape *s, int backward) {
     const char *const kind = s->in_ranges ? " in two ranges" : s->spans.window ? " in a window" : "";
@@ -495,7 +496,7 @@ static void case_attention_received(const OpShape *s) {
     Tensor *scratch = tensor_scratch(SCRATCH_FOR(attention_received, s->positions, s->NKV));
     CHECK(attention_received, of(received), of(q), of(k), of(lse), len(N), len(keys), s->NH, s->NKV, s->HD,
           1 / sqrt((double)s->HD), of(scratch));
-    expect(received, attention_slack(s->HD), sqrt((double)(s->n * s->NH)));
+    expect(received, score_slack(s->HD), sqrt((double)(s->n * s->NH))); // its weights are not rounded
 }
 
 // Chooses `count` of the blocks 1 .. positions. Every third slot is empty; the others hold the last blocks.

@@ -72,7 +72,7 @@ static Linear tail_product(const Visit *v) {
     return product;
 }
 
-// All-gathers x[2 S,taps-1,W], of which every rank has the rows of its two parts.
+// All-gathers x[2 S,taps-1,W]. Every rank has the rows of its two parts.
 static void columns_share(StreamBP *s, void *x, size_t size) {
     const size_t columns = shapes_of(s->model).linear.columns, count = s->now.ranks * columns;
     int64_t ticket = 0;

@@ -182,7 +182,7 @@ static Assignment assign_rounds(Assignment a, size_t batches) {
     return assign_by(replicas, replica, (batches + stride - 1) / stride * stride, stride);
 }
 
-// Returns the number of micro-batches of which this rank has a part.
+// Returns the number of micro-batches in which this rank has a part.
 static size_t assigned_batches(Assignment assignment) { return assignment.batches / assignment.stride; }
 
 // Returns the index within the step of this rank's i-th micro-batch.

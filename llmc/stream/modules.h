@@ -39,7 +39,8 @@ static Linear linear_of(const Visit *v, LayerTensor tensor) {
     case ROUTER_WEIGHT: linear.bias = ROUTER_BIAS, linear.out = d->router.E; break;
     case SHARED_SCALE_WEIGHT: linear.bias = LAYER_TENSORS, linear.out = 1; break;
     case SHARED_GATE_WEIGHT:
-        linear.bias = LAYER_TENSORS, linear.out = activation_width(d->activation.kind, d->shared), linear.last = SHARED_UP_WEIGHT;
+        linear.bias = LAYER_TENSORS, linear.out = activation_width(d->activation.kind, d->shared),
+        linear.last = SHARED_UP_WEIGHT;
         break;
     case SHARED_DOWN_WEIGHT: linear.bias = LAYER_TENSORS, linear.in = d->shared, linear.out = d->C; break;
     case IN_QKV_WEIGHT:
@@ -382,7 +383,8 @@ static void rotate(const Visit *v, LayerTensor norm, Stored *x, int backward) {
                      backward);
 }
 
-// Turns the product of queries (Q_NORM) or keys (K_NORM) into what QK-norm reads: rotates it if the rotation comes first.
+// Turns the product of queries (Q_NORM) or keys (K_NORM) into what QK-norm reads. Rotates it if the rotation comes
+// first.
 static void rotate_product(const Visit *v, LayerTensor norm, Stored *product) {
     if (v->layer->shape.qk_norm == QK_NORM_ROTATED) rotate(v, norm, product, 0);
 }

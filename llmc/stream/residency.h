@@ -335,8 +335,8 @@ static size_t parameter_parts(const Model *table) {
     return most;
 }
 
-// Sums the squares of this rank's shard of a parameter's gradient. parts: of each parameter. memory: the stored gradient
-// from element `begin` on
+// Sums the squares of this rank's shard of a parameter's gradient. parts: of each parameter. memory: the stored
+// gradient from element `begin` on
 static void parameter_squares(const Residency *r, size_t parameter, size_t parts, const char *memory, size_t begin,
                               double *squares) {
     const Model *table = trained_table(r);

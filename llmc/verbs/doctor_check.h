@@ -271,7 +271,8 @@ static void result_rounds(double times, double size) { check.times = times, chec
 
 // Compares t with the reference: |found - expected| <= (r + a) |expected| + (10 a + e) size. r: a rounding to t's type;
 // a: slack times check_arithmetic(). size: the sample's root mean square, or `scale` if larger, the size of terms that
-// cancel. In bf16 result_rounds adds its roundings. e: cuBLASLt may round a bf16 product before it adds to the old output (seen on an H100).
+// cancel. e: cuBLASLt may round a bf16 product before it adds to the old output (seen on an H100). In bf16
+// result_rounds adds its roundings.
 static void expect(const Tensor *t, double slack, double scale) {
     const double *expected = t ? (const double *)t->twin : NULL, relative = slack * check_arithmetic();
     const double rounding = t && t->type == DTYPE_BF16 ? 1.001 * 0x1p-8 : 0;

@@ -25,7 +25,8 @@ static OpShape model_shape(const Config *c, size_t n) {
     if (c->linear_num_value_heads) {
         s.delta.HK = c->linear_num_key_heads, s.delta.HV = c->linear_num_value_heads;
         s.delta.K = c->linear_key_head_dim, s.delta.V = c->linear_value_head_dim;
-        s.delta.taps = c->linear_conv_kernel_dim;
+        s.delta.taps = c->linear_conv_kernel_dim, s.delta.ssd = c->family->ssd;
+        s.delta.least = c->time_step_min, s.delta.most = c->time_step_max;
     }
     s.delta.stride = s.delta.HV * s.delta.V + 8;
     s.router = c->family->router && c->num_experts ? router_of(c) : few;

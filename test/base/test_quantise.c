@@ -196,7 +196,7 @@ TEST(fp8_scales) {
 }
 
 // Matrices [192, 136] in blocks of 128 x 128: the last blocks have 64 rows and 8 columns. Ranges decode as the whole,
-// and each block by its own scale; blocks of which no value changes keep their bytes.
+// and each block by its own scale. Blocks keep their bytes if no value changes.
 TEST(fp8_blocks) {
     enum { ROWS = 192, COLS = 136, ALL = 2 * ROWS * COLS };
     const QuantFormat f = quant_on(quant_format(QUANT_FP8, DTYPE_BF16), ROWS, COLS);

@@ -63,7 +63,8 @@ static struct {
     size_t terms;    // number of products that an op's matrix products add up for an element
     int joins;       // how many of bias, residual and old output are added to such a sum
     double operands; // relative error of operands that an op rounds: attention's weights, to bf16
-    double worst;    // largest error of the running test as a share of the allowed error
+    double times, terms_size; // as in doctor_check.h: roundings inside an op, of the result and of terms of a size
+    double worst;             // largest error of the running test as a share of the allowed error
     Guarded *tensors;
     void *blocks;
 } testing;
@@ -116,7 +117,7 @@ static void case_end(void) {
         free(testing.blocks);
         testing.blocks = next;
     }
-    testing.about[0] = 0, testing.terms = 0, testing.joins = 0;
+    testing.about[0] = 0, testing.terms = 0, testing.joins = 0, testing.times = testing.terms_size = 0;
 }
 
 __attribute__((format(printf, 1, 2))) static void test_case(const char *format, ...) {
@@ -297,6 +298,10 @@ static double early_rounding(const Guarded *t) {
 static double arithmetic_error(void) {
     return testing.operands + truncation_error() + (ops_device->summed == DTYPE_FP64 ? 1e-14 : 2e-6);
 }
+// Returns the error of roundings inside an op of a result of this size.
+static double inner_rounding(const Guarded *t, double size) {
+    return t->type == DTYPE_BF16 ? 0x1p-9 * (testing.times * size + testing.terms_size) : 0.0;
+}
 static double rounding_error(DType type) { return type == DTYPE_BF16 ? 0x1p-8 : 0.0; }
 
 // Compares the op's t with `expected`. Each element must be within one rounding of its type plus arithmetic error
@@ -310,6 +315,7 @@ static void expect_within(const Guarded *t, const double *expected, double slack
     for (size_t i = 0; i < t->count; i++) {
         double found = result(t, i), error = fabs(found - expected[i]);
         double allowed = (rounding + relative) * fabs(expected[i]) + 10.0 * arithmetic + 4.0 * early;
+        allowed += inner_rounding(t, fabs(expected[i]));
         if (!(error <= allowed))
             test_fail("%s[%zu] of %zu is %.9g, expected %.9g (error %.2g, allowed %.2g)", t->name, i, t->count, found,
                       expected[i], error, allowed);
@@ -317,7 +323,7 @@ static void expect_within(const Guarded *t, const double *expected, double slack
         if (error > worst * allowed) worst = error / allowed;
     }
     if (!t->count) return;
-    double limit = rounding * size + arithmetic + early;
+    double limit = rounding * size + arithmetic + early + inner_rounding(t, size);
     sum = sqrt(sum / (double)t->count);
     if (!(sum <= limit)) test_fail("%s: relative L2 error %.3g, allowed %.3g", t->name, sum / size, limit / size);
     if (limit > 0.0) testing.worst = fmax(testing.worst, fmax(worst, sum / limit));

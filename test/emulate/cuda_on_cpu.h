@@ -122,7 +122,7 @@ struct SharedArray {
 };
 
 struct Barrier {
-    unsigned arrived, thread; // threads that have come; the first of them
+    unsigned arrived, thread; // count of threads that have come; the first thread
 };
 
 // A block, or the blocks of a cluster

@@ -249,6 +249,8 @@ TEST(configurations_that_are_written) {
         "muse_glimmer,num_hidden_layers=3,layer_types=sfn,rope_theta=500000,attention_bias=true,post_norm_eps=0.25",
         "muse_glimmer,num_hidden_layers=2,layer_types=nf,rope_type=yarn,factor=4",
         "qwen3_next,num_experts=6,num_experts_per_tok=2,mlp_only_layers=0+3,norm_topk_prob=false,layer_types=lf",
+        "nemotron_h,num_hidden_layers=5,layer_types=LeLFp,num_experts=6,n_group=3,topk_group=2,norm_topk_prob=false,"
+        "shared_expert_intermediate_size=100,time_step_min=0.25,linear_conv_kernel_dim=2",
         "mixtral,sliding_window=9,intermediate_size=20",
         "gpt_oss,num_hidden_layers=3,layer_types=f,attention_bias=false,swiglu_limit=2.5",
         "gpt_oss,rope_type=default,num_experts=4,num_experts_per_tok=1",

@@ -1,7 +1,7 @@
 /*
 Folders of matrices in 4 bits, as transformers and bitsandbytes save them (test/golden/make_quantised_folders.py):
-reading one equals encoding the same model; wrong ones are refused, naming the fault. Folders in FP8 (make_fp8.py) decode
-as transformers and the formula decode them.
+reading one equals encoding the same model; wrong ones are refused, naming the fault. Folders in FP8 (make_fp8.py)
+decode as transformers and the formula decode them.
 */
 #include "test/base/damage.h"
 #include "weight_files.h"

@@ -42,7 +42,7 @@ def auto_class(name):
 
 
 def open_base(name):
-    experts = {"experts_implementation": "eager"} if name in EXPERTS + STACKS else {}  # the only one in double
+    experts = {"experts_implementation": "eager"} if name in EXPERTS + STACKS + ("nemotron_h",) else {}  # the only one in double
     return auto_class(name).from_pretrained(folder(name), dtype=torch.float32, **experts)
 
 
@@ -196,6 +196,12 @@ ours_to_theirs("mixtral", "--lora-targets", "experts.down_proj,k_proj")
 theirs_to_ours("qwen3_moe", "parameters", r=3, lora_alpha=5, target_modules=["v_proj"],
                target_parameters=["mlp.experts.down_proj", "mlp.experts.gate_up_proj"])
 theirs_to_ours("mixtral", "gates", r=3, lora_alpha=5, target_modules=[], target_parameters=["experts.gate_up_proj", "gate.weight"])
+# PEFT refuses out_proj, and so all-linear; inputs of Mamba-2 share A.
+ours_to_theirs("nemotron_h", "--lora-targets", "in_proj,q_proj,shared_experts.up_proj,experts.up_proj,experts.down_proj,gate",
+               "--lora-rank-pattern", "in_proj=3,experts.down_proj=2")
+theirs_to_ours("nemotron_h", "branches", r=3, lora_alpha=5, target_modules=["in_proj", "q_proj", "up_proj", "down_proj"],
+               target_parameters=["mixer.experts.up_proj", "mixer.experts.down_proj", "mixer.gate.weight"])
+per_expert("nemotron_h", "--lora-targets", "experts.up_proj,experts.down_proj,in_proj", "--lora-rank", "3")
 for golden in EXPERTS:
     theirs_to_ours(golden, "all-linear", r=3, lora_alpha=5, target_modules="all-linear")
 for golden in ("mixtral", "qwen3_5_moe"):

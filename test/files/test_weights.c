@@ -44,8 +44,8 @@ TEST(golden_files_are_read) {
 // Any range of any parameter equals that piece of the whole, transposed or not, converted or not. llm.c's whole equals
 // the golden folder's. Two have added rows.
 TEST(any_range) {
-    static const char *const names[] = {"gpt2",  "qwen2-fp16", "gpt2/gpt2_llmc_bf16.bin",
-                                        "llama", "qwen3-bf16", "qwen3_next"};
+    static const char *const names[] = {"gpt2",       "qwen2-fp16", "gpt2/gpt2_llmc_bf16.bin", "llama", "qwen3-bf16",
+                                        "qwen3_next", "nemotron_h"};
     for (size_t f = 0; f < COUNT_OF(names); f++) {
         WeightSource *source = weights_open(golden_path(names[f]));
         if (f == 3 || f == 4) source_grow(source, source->config.vocab_size + 7);
@@ -101,8 +101,9 @@ TEST(flat_files) {
 // ---- gradients ------------------------------------------------------------------------------------------------------
 // Writes transformers' gradients from our order in device memory; they must come out as transformers wrote them.
 TEST(gradients_as_transformers_has_them) {
-    static const char *const names[] = {"gpt2",  "gpt2-hub",   "llama", "llama-sharded", "llama-tied", "qwen2",
-                                        "qwen3", "qwen3-bf16", "phi3",  "gemma3",        "qwen3_5",    "qwen3_next"};
+    static const char *const names[] = {"gpt2",    "gpt2-hub",   "llama",      "llama-sharded", "llama-tied",
+                                        "qwen2",   "qwen3",      "qwen3-bf16", "phi3",          "gemma3",
+                                        "qwen3_5", "qwen3_next", "nemotron_h"};
     const Ops *ops = ops_fenced();
     for (size_t k = 0; k < 3 * COUNT_OF(names); k++) {
         const GoldenModel reference = {names[k / 3], NULL, DTYPE_FP32, 1};

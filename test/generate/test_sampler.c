@@ -101,7 +101,7 @@ TEST(greedy_text_of_golden_models) {
                                         "phi3",         "glm4",
                                         "granite",      "seed_oss",
                                         "ernie4_5",     "hunyuan_v1_dense",
-                                        "muse_glimmer"};
+                                        "muse_glimmer", "nemotron_h-dense"};
     static const size_t chunks[] = {1, 3, 6, 1024};
     static const SamplingSettings greedy = {0, 0, 0, 1, 0};
     for (size_t i = 0; i < COUNT_OF(names); i++) {

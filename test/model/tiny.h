@@ -54,6 +54,12 @@ more passes of a method. The passes leave the loss and every gradient on the hos
     "num_key_value_heads=1,head_dim=8,vocab_size=23,tie_word_embeddings=true,linear_num_key_heads=3,"                  \
     "linear_num_value_heads=3,linear_key_head_dim=4,linear_value_head_dim=8,linear_conv_kernel_dim=8,"                 \
     "rms_norm_eps=1e-3"
+// One branch a layer: Mamba-2 with steps at their lower bound, experts and a wider shared one, attention, an MLP
+#define TINY_MAMBA                                                                                                     \
+    "nemotron_h,hidden_size=20,intermediate_size=24,num_hidden_layers=5,layer_types=LeFpL,num_attention_heads=2,"      \
+    "num_key_value_heads=1,head_dim=6,vocab_size=23,linear_num_key_heads=2,linear_num_value_heads=4,"                  \
+    "linear_key_head_dim=6,linear_value_head_dim=5,num_experts=6,num_experts_per_tok=2,n_group=2,topk_group=1,"        \
+    "moe_intermediate_size=12,shared_expert_intermediate_size=10,time_step_min=1.3,rms_norm_eps=1e-3"
 // Experts; append mlp_only_layers and num_experts_per_tok.
 #define TINY_EXPERTS                                                                                                   \
     "qwen3_moe,hidden_size=20,intermediate_size=24,num_hidden_layers=3,num_attention_heads=4,num_key_value_heads=2,"   \
@@ -298,6 +304,12 @@ static TinyCase tiny_case_of(Config config, size_t rank) {
         c.adapters = tiny_weights(&c.lora.table, 19);
     }
     return c;
+}
+
+// Adds the losses of a router by softmax; other routers have none.
+static void tiny_router_losses(const Model *model, RunSettings *settings) {
+    if (model->config.family->router != ROUTER_SOFTMAX || !model->config.num_experts) return;
+    settings->router_aux_loss = 0.7, settings->router_z_loss = 0.2;
 }
 
 static TinyCase tiny_case(const char *config_text, size_t rank) {

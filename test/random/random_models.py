@@ -34,7 +34,7 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func  # noqa: E402
 from transformers import (Ernie4_5Config, Gemma3TextConfig, Gemma4TextConfig, Glm4Config, Glm4MoeConfig, GPT2Config,  # noqa: E402
                           GptOssConfig, GraniteConfig, HunYuanDenseV1Config, LlamaConfig, Ministral3Config, MistralConfig,
-                          MixtralConfig, MuseGlimmerConfig, Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config, Qwen3_5MoeTextConfig,
+                          MixtralConfig, MuseGlimmerConfig, NemotronHConfig, Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config, Qwen3_5MoeTextConfig,
                           Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig, SeedOssConfig, SmolLM3Config)
 
 TRAIN = os.environ.get("TRAIN", str(ROOT / "build" / "cpu-double" / "train"))
@@ -285,6 +285,20 @@ def glm4_moe(r):
                          routed_scaling_factor=r.choice([1.0, 2.5]), rope_parameters=rope, attention_bias=r.random() < 0.5)
 
 
+def nemotron_h(r):
+    """One branch a layer; steps at their lower bound or above."""
+    s, groups, G = sizes(r), r.choice([1, 1, 2, 3]), r.choice([1, 2, 3])
+    E, kept = groups * r.randrange(2, 6), r.randrange(1, groups + 1)
+    s["layer_norm_epsilon"] = s.pop("rms_norm_eps")
+    pattern = "".join(r.choice("MMME*-") for _ in range(r.randrange(1, 7)))
+    return NemotronHConfig(**s | dict(tie_word_embeddings=False, num_hidden_layers=None), hybrid_override_pattern=pattern,
+                           ssm_state_size=r.randrange(1, 20), mamba_num_heads=G * r.randrange(1, 4), mamba_head_dim=r.randrange(1, 14),
+                           n_groups=G, conv_kernel=r.randrange(2, 6), chunk_size=16, time_step_min=r.choice([0.001, 0.5]),
+                           n_routed_experts=E, num_experts_per_tok=r.randrange(1, E // groups * kept + 1), n_group=groups,
+                           topk_group=kept, moe_intermediate_size=r.randrange(3, 40), norm_topk_prob=r.random() < 0.5,
+                           moe_shared_expert_intermediate_size=r.randrange(3, 50), routed_scaling_factor=r.choice([1.0, 2.5]))
+
+
 def gpt_oss(r):
     s, E = sizes(r), r.choice([1, *range(2, 17)])
     some = {} if r.random() < 0.2 else dict(rope_parameters=scaling(r, 64))  # {}: the class's YaRN
@@ -297,7 +311,8 @@ def gpt_oss(r):
 FAMILIES = dict(gpt2=gpt2, llama=llama, mistral=mistral, ministral3=ministral3, qwen2=qwen2, qwen3=qwen3, gemma3=gemma3, gemma4=gemma4,
                 qwen3_5=qwen3_5, smollm3=smollm3, olmo2=olmo2, olmo3=olmo3, phi3=phi3, glm4=glm4, granite=granite, qwen3_moe=qwen3_moe,
                 qwen3_5_moe=qwen3_5_moe, mixtral=mixtral, glm4_moe=glm4_moe, gpt_oss=gpt_oss, seed_oss=seed_oss,
-                hunyuan_v1_dense=hunyuan_v1_dense, ernie4_5=ernie4_5, qwen3_next=qwen3_next, muse_glimmer=muse_glimmer)
+                hunyuan_v1_dense=hunyuan_v1_dense, ernie4_5=ernie4_5, qwen3_next=qwen3_next, muse_glimmer=muse_glimmer,
+                nemotron_h=nemotron_h)
 
 
 # ---- mutated config.json ---------------------------------------------------------------------------------------------------------

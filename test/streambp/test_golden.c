@@ -153,13 +153,14 @@ static void expect_no_worse(const Golden *g, TinyResult found) {
     double full = tiny_difference(&whole, g->full.gradient, g->gradients);
     testing.worst = fmax(testing.worst, error / (1.05 * full));
     // Some models magnify rounding: 1.5 times as far off as transformers in bf16 is of gemma4-e, gemma4, gpt_oss,
-    // muse_glimmer and qwen3_next.
+    // muse_glimmer, qwen3_next and nemotron_h (with the scan's output in bf16, where its fused kernels store it).
     const Family *family = g->config.family;
     const double most = g->config.hidden_size_per_layer_input      ? 1.5 * 0.301
                         : family->unscaled_attention               ? 1.5 * 0.087
                         : family->activation == ACTIVATION_CLAMPED ? 1.5 * 0.132
                         : family->qk_norm == QK_NORM_BARE          ? 1.5 * 0.0592
                         : family->fused_heads                      ? 1.5 * 0.0711
+                        : family->ssd                              ? 1.5 * 0.0972
                                                                    : 0.05;
     if (!(full < most)) test_fail("full is off by %.3g", full);
     if (!(error <= 1.05 * full)) test_fail("off by %.4g, full by %.4g", error, full);

@@ -21,10 +21,19 @@ static double bound(void) {
     "num_key_value_heads=1,head_dim=8,vocab_size=23,num_experts=4,num_experts_per_tok=2,moe_intermediate_size=8,"      \
     "shared_expert_intermediate_size=6,mlp_only_layers=1,linear_key_head_dim=3,linear_value_head_dim=5,"               \
     "linear_num_key_heads=2,linear_num_value_heads=4,rms_norm_eps=1e-3"
-static const char *const models[] = {
-    TINY_GPT2,   TINY_BIASED, TINY_QWEN3,  TINY_GEMMA ",sliding_window=9,layer_types=ssf",
-    TINY_LLLF,   EXPERTS,     FUSED,       TINY_BARE,
-    TINY_SHARED, TINY_SINKS,  TINY_BESIDE, TINY_OWN ",tie_word_embeddings=false"};
+static const char *const models[] = {TINY_GPT2,
+                                     TINY_BIASED,
+                                     TINY_QWEN3,
+                                     TINY_GEMMA ",sliding_window=9,layer_types=ssf",
+                                     TINY_LLLF,
+                                     EXPERTS,
+                                     FUSED,
+                                     TINY_BARE,
+                                     TINY_SHARED,
+                                     TINY_MAMBA,
+                                     TINY_SINKS,
+                                     TINY_BESIDE,
+                                     TINY_OWN ",tie_word_embeddings=false"};
 enum { MODELS = COUNT_OF(models) };
 
 static const struct {
@@ -54,6 +63,7 @@ static TinyCase case_make(size_t m, size_t a) {
     if (family_has_linear(c.model.config.family)) targets = adapters[a].hybrid_targets;
     const Family *family = c.model.config.family;
     if (family->router) targets = family->names.expert[0] ? adapters[a].expert_targets : adapters[a].stack_targets;
+    if (family->ssd) targets = a % 2 ? "in_proj,experts.up_proj,k_proj" : "all";
     c.lora.modules = lora_modules(c.model.config.family, targets, "test", EXIT_USAGE);
     c.lora.saves[EMBEDDING] = c.lora.saves[LM_HEAD] = a >= ADAPTERS - 2 && !c.model.config.tie_word_embeddings;
     if (c.model.config.tie_word_embeddings ? a == ADAPTERS - 1 : a == ADAPTERS - 3) lora_give_outer(&c.lora);

@@ -31,6 +31,7 @@ static const char *const models[] = {
     TINY_LLLF,
     TINY_HYBRID ",num_hidden_layers=2,layer_types=l,linear_num_value_heads=2,linear_conv_kernel_dim=2",
     TINY_HYBRID ",num_hidden_layers=2,layer_types=f,linear_num_value_heads=2,tie_word_embeddings=true",
+    TINY_MAMBA,
     // experts: one for each token, weights that do not add up to 1; all of them
     TINY_MIXED,
     TINY_EXPERTS ",num_experts_per_tok=1",
@@ -49,7 +50,7 @@ static int thinned(void) { return !all_cases() && ops_device->stored != DTYPE_FP
 
 // Compares every method and chunk size with full on one batch.
 static void methods_agree_on(TinyCase c, const char *text, const size_t *length, size_t documents, int masked) {
-    if (c.model.config.num_experts) c.settings.router_aux_loss = 0.7, c.settings.router_z_loss = 0.2;
+    tiny_router_losses(&c.model, &c.settings);
     c.batch = tiny_batch(length, documents, c.model.config.vocab_size, masked, 11);
     const int few = thinned() && ops_device->stored == DTYPE_BF16;
     const size_t N = c.batch.N, sizes[] = {1, 7, N / 3 ? N / 3 : 1, N > 1 ? N - 1 : 1, N, N + 1};
@@ -151,7 +152,7 @@ static void slopes_agree(TinyCase c, double h, double allowed) {
     const size_t length[] = {9, 1, 6};
     c.model.config.pad_token_id = NO_ROW; // with one the gradient is not the slope
     c.batch = tiny_batch(length, 3, c.model.config.vocab_size, 1, 13);
-    if (c.model.config.num_experts) c.settings.router_aux_loss = 0.7, c.settings.router_z_loss = 0.2;
+    tiny_router_losses(&c.model, &c.settings);
     TinyResult full = tiny_case_run(&c, METHOD_FULL, 0, 0, &c.batch, 1);
     for (size_t j = 0; j < c.model.parameter_count; j++) {
         const Parameter *p = &c.model.parameters[j];
@@ -324,10 +325,11 @@ TEST(one_pass_again) {
 static void saving_changes_nothing(TinyCase *c, size_t chunk, const Batch *batches) {
     const Shapes d = shapes_of(&c->model);
     const Method method = chunk ? METHOD_STREAM : METHOD_CHECKPOINT;
-    const size_t N = batches[0].N, layers = d.L - layers_of_kind(&c->model.config, LAYER_LINEAR);
+    const Config *config = &c->model.config;
+    const size_t N = batches[0].N, layers = layers_of_kind(config, LAYER_FULL) + layers_of_kind(config, LAYER_WINDOW);
     size_t Q = 0, bytes;
     for (size_t l = 0; l < d.L; l++)
-        Q += layer_is_linear(&c->model.config, l) ? 0 : shapes_in(&c->model, layer_form(&c->model.config, l)).Q;
+        Q += layer_kind(config, l) <= LAYER_WINDOW ? shapes_in(&c->model, layer_form(config, l)).Q : 0;
     bytes = (N * Q * d.stored + 255) / 256 * 256 + (N * layers * d.NH * d.summed + 255) / 256 * 256;
     RunSettings settings = tiny_settings(c, method, chunk, 11);
     settings.backward = 1;

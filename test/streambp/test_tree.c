@@ -195,8 +195,7 @@ static Outcome outcome_of(const TinyCase *c, RunSettings settings, const Batch *
     const TargetCounts counts = batch_count(batch);
     TinyRun r;
     settings.backward = 1, settings.reference = REFERENCE_MODEL;
-    if (c->model.config.family->router == ROUTER_SOFTMAX && c->model.config.num_experts)
-        settings.router_aux_loss = 0.7, settings.router_z_loss = 0.2;
+    tiny_router_losses(&c->model, &settings);
     tiny_begin(&r, ops_device, settings, c->weights, c->adapters, batch);
     r.s.routes.micro_batches = 1;
     out.logp = (float *)case_memory(batch->N * sizeof(float));
@@ -329,6 +328,7 @@ TEST(golden_models) {
                                         "ernie4_5",
                                         "hunyuan_v1_dense",
                                         "qwen3_next",
+                                        "nemotron_h",
                                         "muse_glimmer"};
     for (size_t i = 0; i < COUNT_OF(names); i++) golden_agrees(names[i], i);
 }
@@ -342,6 +342,7 @@ TEST(windows_and_states) {
         TINY_OLMO ",sliding_window=6",
         TINY_LLLF,
         TINY_LINEAR,
+        TINY_MAMBA,
         TINY_HYBRID ",num_hidden_layers=2,layer_types=l,linear_num_value_heads=2,linear_conv_kernel_dim=2",
         TINY_MIXED,
         TINY_SHARED,

@@ -18,6 +18,7 @@ static const char *const models[] = {
     TINY_HYBRID ",num_hidden_layers=3,layer_types=lf,linear_num_value_heads=4,tie_word_embeddings=true",
     TINY_SHARED,
     TINY_BARE,
+    TINY_MAMBA,
 };
 enum { MODELS = COUNT_OF(models), STAGES = 4 };
 
@@ -31,7 +32,7 @@ static Case case_make(size_t m, ObjectiveKind kind, int lora, Method method, siz
     c.tiny = tiny_case(models[m], lora ? 3 : 0);
     c.tiny.settings.objective = tiny_objective(kind);
     c.tiny.settings.method = method, c.tiny.settings.backward = 1;
-    c.tiny.settings.router_aux_loss = 0.7, c.tiny.settings.router_z_loss = 0.2;
+    tiny_router_losses(&c.tiny.model, &c.tiny.settings);
     c.tiny.settings.gradient_type = dtype_of_sums(c.tiny.model.dtype);
     for (size_t i = 0; i < micro_batches * world_replicas(world); i++)
         case_add(&c, case_batch(kind, kind == OBJECTIVE_SFT ? 3 : 4, 11, c.tiny.model.config.vocab_size, 100 + i));

@@ -15,7 +15,7 @@ program, hangs or finds no memory becomes a row, and the others are still checke
 
 static const char *planted; // the op that is wrong
 
-// Adds to a random element of a random tensor that the running op may change.
+// Makes a random element of a random tensor larger, where the running op may change the tensor.
 static void plant(const char *op) {
     Tensor *t, *chosen = NULL;
     char element[8];
@@ -28,7 +28,8 @@ static void plant(const char *op) {
     char *place = chosen->memory + GUARD + i * dtype_size(chosen->type);
     ops_device->finish();
     ops_device->copy_out(element, place, dtype_size(chosen->type));
-    element_write(element, chosen->type, 0, element_to_double(element, chosen->type, 0) * 1.1 + 0.5);
+    const double right = element_to_double(element, chosen->type, 0);
+    element_write(element, chosen->type, 0, right * 1.1 + copysign(0.5, right));
     ops_device->copy_in(place, element, dtype_size(chosen->type));
 }
 

@@ -231,7 +231,7 @@ __device__ inline void pair_round(float *to, const float *from) {
     memcpy(to, bits, sizeof(bits));
 }
 
-// Rounds sums, and adds the biases of their columns, of which `left` exist.
+// Rounds sums, and adds the biases of their columns. `left` columns exist.
 template <int N> __device__ inline void sums_bias(float (*c)[4], const floatX *bias, size_t left) {
     const unsigned column = threadIdx.x % 4 * 2;
 #pragma unroll
