@@ -1,6 +1,6 @@
 /*
-Times every op of the linked op set at the shapes of Qwen3-8B; linear attention at Qwen3.5-9B's, heads of 512 at
-Gemma 4 26B-A4B's, sinks at gpt-oss'. `stream` calls them so for chunks of 4096 tokens of a stream of 32768 (the last
+Times every op of the linked op set at the shapes of Qwen3-8B; linear attention at Qwen3.5-9B's, Mamba-2 at
+Nemotron-3 Nano's, heads of 512 at Gemma 4 26B-A4B's, sinks at gpt-oss'. `stream` calls them so for chunks of 4096 tokens of a stream of 32768 (the last
 chunk, which sees all keys) and logits chunks of 2048. Prints one JSON object on stdout, the same as a table on stderr:
 median milliseconds with cold caches, the rate, and its share of a copy's rate or of cuBLASLt's best square product,
 measured in the same run. Bytes are the least an op needs: every input read once, every output written once; a sum that
@@ -26,16 +26,20 @@ nothing.
 // elements of a layer's matrices
 #ifdef CUDA_ON_CPU
 constexpr size_t n = 32, T = 96, m = 8, C = 64, NH = 4, NKV = 2, HD = 16, FF = 96, V = 320, TEXTS = 3;
-constexpr size_t HK = 1, HV = 2, DK = 16, DV = 16; // of linear attention, as in streambp.h
+constexpr size_t HK = 1, HV = 2, DK = 16, DV = 16;                 // of linear attention, as in streambp.h
+constexpr size_t GROUPS = 1, SSD_HEADS = 2, SSD_V = 8, SSD_K = 16; // of Mamba-2
 constexpr size_t WIDE_NH = 2, WIDE_NKV = 1, WIDE_HD = 32;
 #else
 constexpr size_t n = 4096, T = 32768, m = 2048, C = 4096, NH = 32, NKV = 8, HD = 128, FF = 12288, V = 151936,
                  TEXTS = 64;
 constexpr size_t HK = 16, HV = 32, DK = 128, DV = 128;
+constexpr size_t GROUPS = 8, SSD_HEADS = 64, SSD_V = 64, SSD_K = 128;
 constexpr size_t WIDE_NH = 16, WIDE_NKV = 2, WIDE_HD = 512;
 #endif
 constexpr size_t LAYER = 2 * C * NH * HD + 2 * C * NKV * HD + 3 * C * FF;
 constexpr size_t CHANNELS = 2 * HK * DK + HV * DV, VALUES = HV * DV, PROJECTED = CHANNELS + VALUES + 2 * HV, TAPS = 4;
+constexpr size_t SSD_VALUES = SSD_HEADS * SSD_V, SSD_CHANNELS = SSD_VALUES + 2 * GROUPS * SSD_K;
+constexpr size_t SSD_PROJECTED = SSD_CHANNELS + SSD_VALUES + SSD_HEADS;
 constexpr double STORED = sizeof(floatX), SUMMED = sizeof(float);
 constexpr double PAIRS = (double)n * (double)(T - n) + 0.5 * (double)n * (double)(n + 1);
 
@@ -58,8 +62,15 @@ constexpr size_t WIDE_OUT = n * WIDE_NH * WIDE_HD, SINK_NH = 2 * NH, SINK_HD = H
 static_assert(WIDE_NKV * WIDE_HD <= NKV * HD && WIDE_NH <= NH && WIDE_OUT <= WIDE && 2 * WIDE_OUT <= MATRIX);
 static_assert(n * PROJECTED <= WIDE && n * PROJECTED <= MATRIX && VALUES <= NH * HD, "so do linear attention's ops");
 
+static_assert(SSD_PROJECTED <= PROJECTED && SSD_VALUES <= VALUES);
+
 // The whole chunk belongs to one document, which begins before it.
-static DeltaShape delta_shape(const Span *span) { return {{span, 1, 0, 0}, HK, HV, DK, DV, TAPS, PROJECTED, 0, 0}; }
+static DeltaShape delta_shape(const Span *span) {
+    return {{span, 1, 0, 0}, HK, HV, DK, DV, TAPS, PROJECTED, 0, 0, 0, 0.0, INFINITY};
+}
+static DeltaShape ssd_shape(const Span *span) {
+    return {{span, 1, 0, 0}, GROUPS, SSD_HEADS, SSD_K, SSD_V, TAPS, SSD_PROJECTED, 0, 1, 0.001, INFINITY};
+}
 
 // Backward with sums in a fixed order and the smallest workspace, or the largest worth its bytes; then in any order
 enum { ATTENTION_CHOICES = 3 };
@@ -76,11 +87,13 @@ static size_t scratch_of_all(void) {
         attention = std::max(attention, ops_device->attention_scratch(n, NH, NKV, HD, no_slots));
     }
     const Span span = {0, T - n, T, 0};
-    const DeltaShape delta = delta_shape(&span);
+    const DeltaShape delta = delta_shape(&span), ssd = ssd_shape(&span);
     return std::max({attention, ops_device->attention_scratch(n, WIDE_NH, WIDE_NKV, WIDE_HD, no_slots),
                      ops_device->sink_backward_scratch(n, SINK_NH), ops_device->embedding_backward_scratch(T, V, C),
-                     ops_device->conv_backward_scratch(&delta), ops_device->delta_forward_scratch(&delta),
-                     ops_device->delta_backward_scratch(&delta), ops_device->gated_norm_backward_scratch(n, HV, DV),
+                     ops_device->conv_backward_scratch(&delta, 1), ops_device->delta_forward_scratch(&delta),
+                     ops_device->delta_backward_scratch(&delta), ops_device->ssd_forward_scratch(&ssd),
+                     ops_device->ssd_backward_scratch(&ssd), ops_device->gated_norm_backward_scratch(n, HV, DV, 0),
+                     ops_device->gated_norm_backward_scratch(n, GROUPS, SSD_VALUES / GROUPS, 1),
                      ops_device->norm_backward_scratch(n, C), ops_device->norm_backward_scratch(n * NH, HD)});
 }
 
@@ -343,10 +356,10 @@ static void bench_linear_attention(const Bench &b) {
     Summed *const before = t.sums.summed(), *const behind = (Summed *)(t.sums.data + state),
                   *const sums = (Summed *)(t.sums.data + 2 * state);
     b.bytes("conv_forward", "query, key, value", n, CHANNELS, 2.0 * n * CHANNELS * STORED,
-            [&] { ops->conv_forward(t.y.stored(), t.k.stored(), t.x.stored(), t.v.stored(), &shape); });
+            [&] { ops->conv_forward(t.y.stored(), t.k.stored(), t.x.stored(), t.v.stored(), NULL, &shape); });
     b.bytes("conv_backward", "query, key, value", n, CHANNELS, 3.0 * n * CHANNELS * STORED, [&] {
-        ops->conv_backward((Stored *)dprojected, sums, behind, t.z.stored(), t.x.stored(), t.k.stored(), t.v.stored(),
-                           &shape, t.scratch.summed());
+        ops->conv_backward((Stored *)dprojected, sums, NULL, behind, t.z.stored(), t.x.stored(), t.k.stored(),
+                           t.v.stored(), NULL, &shape, t.scratch.summed());
     });
     b.flops("delta_forward", "the last chunk", n, VALUES, n * delta_flops(&shape, DELTA_FORWARD), [&] {
         ops->delta_forward(t.out.stored(), before, NULL, t.y.stored(), gates, rates, A_log, dt_bias, &shape,
@@ -363,12 +376,44 @@ static void bench_linear_attention(const Bench &b) {
     });
     b.bytes("gated_norm_forward", "value heads", n, VALUES, 3.0 * n * VALUES * STORED, [&] {
         ops->gated_norm_forward(t.out.stored(), t.dout.stored(), (Stored *)(t.x.data + CHANNELS), t.k.stored(), n, HV,
-                                DV, PROJECTED, 1e-6);
+                                DV, PROJECTED, 0, 1e-6);
     });
     b.bytes("gated_norm_backward", "value heads", n, VALUES, 5.0 * n * VALUES * STORED, [&] {
         ops->gated_norm_backward(t.dq.stored(), (Stored *)(dprojected + CHANNELS), sums, t.dout.stored(), t.q.stored(),
-                                 (Stored *)(t.x.data + CHANNELS), t.k.stored(), n, HV, DV, PROJECTED, 1e-6,
+                                 (Stored *)(t.x.data + CHANNELS), t.k.stored(), n, HV, DV, PROJECTED, 0, 1e-6,
                                  t.scratch.summed());
+    });
+}
+
+static void bench_mamba(const Bench &b) {
+    const Ops *ops = ops_device;
+    const Tensors &t = b.t;
+    const DeltaShape shape = ssd_shape(&t.span);
+    const size_t state = delta_state_elements(&shape), size = SSD_VALUES / GROUPS;
+    Stored *const dt = (Stored *)(t.x.data + SSD_PROJECTED - SSD_HEADS), *const gate =
+                                                                             (Stored *)(t.x.data + SSD_VALUES);
+    Stored *const A_log = t.q.stored(), *const D = (Stored *)(t.q.data + SSD_HEADS), *const dt_bias = A_log;
+    floatX *const dprojected = t.weight.data;
+    Summed *const before = t.sums.summed(), *const behind = (Summed *)(t.sums.data + state);
+    float *const sums = t.sums.data + 2 * state;
+    b.flops("ssd_forward", "the last chunk", n, SSD_VALUES, n * delta_flops(&shape, DELTA_FORWARD), [&] {
+        ops->ssd_forward(t.out.stored(), before, NULL, t.y.stored(), dt, A_log, D, dt_bias, &shape, t.scratch.summed());
+    });
+    b.flops("ssd_forward", "the state alone", n, SSD_VALUES, n * delta_flops(&shape, DELTA_STATE), [&] {
+        ops->ssd_forward(NULL, before, NULL, t.y.stored(), dt, A_log, D, dt_bias, &shape, t.scratch.summed());
+    });
+    b.flops("ssd_backward", "the last chunk", n, SSD_VALUES, n * delta_flops(&shape, DELTA_BACKWARD), [&] {
+        ops->ssd_backward(t.z.stored(), (Stored *)(dprojected + SSD_PROJECTED - SSD_HEADS), (Summed *)sums,
+                          (Summed *)(sums + SSD_HEADS), (Summed *)(sums + 2 * SSD_HEADS), behind, t.dout.stored(),
+                          t.y.stored(), dt, A_log, D, dt_bias, before, &shape, t.scratch.summed());
+    });
+    b.bytes("gated_norm_forward", "gate first", n, SSD_VALUES, 3.0 * n * SSD_VALUES * STORED, [&] {
+        ops->gated_norm_forward(t.out.stored(), t.dout.stored(), gate, t.k.stored(), n, GROUPS, size, SSD_PROJECTED, 1,
+                                1e-6);
+    });
+    b.bytes("gated_norm_backward", "gate first", n, SSD_VALUES, 5.0 * n * SSD_VALUES * STORED, [&] {
+        ops->gated_norm_backward(t.dq.stored(), (Stored *)dprojected, (Summed *)sums, t.dout.stored(), t.q.stored(),
+                                 gate, t.k.stored(), n, GROUPS, size, SSD_PROJECTED, 1, 1e-6, t.scratch.summed());
     });
 }
 
@@ -433,6 +478,7 @@ static void bench_all(const Bench &b) {
     bench_attention(b);
     bench_wide_heads_and_sinks(b);
     bench_linear_attention(b);
+    bench_mamba(b);
     bench_layer(b);
     bench_linear(b, "query", n, C, NH * HD);
     bench_linear(b, "key, value", n, C, NKV * HD);

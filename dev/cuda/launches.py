@@ -298,7 +298,8 @@ def print_table(data, write):
 # ---- the tests' record of loops --------------------------------------------------------------------------------------
 # Parts of mangled names
 HEAVIEST = ("delta_walk_kernelILi128E", "delta_walk_back_kernelILi128E", "delta_gradient_kernelILi128E",
-            "delta_blocks_kernel", "conv_backward_kernelILi4ELi4E", "norm_backward_kernelILi8ELi4ELb0E",
+            "delta_blocks_kernel", "ssd_walk_kernelILi128E", "ssd_walk_back_kernelILi128E", "ssd_gradient_kernelILi128E",
+            "ssd_blocks_kernel", "conv_backward_kernelILi4ELi4E", "norm_backward_kernelILi8ELi4ELb0E",
             "logprob_kernelILb0ELb0E", "adamw_8_bits_kernelIf4Bf16Li4E", "attention_dkv_kernelILi128E",
             "ProductTileLi128ELi128ELi64ELi64ELi3E",
             "attention_forward_kernelILi128EXtl5TilesLj64ELj32ELj2EEELb0E", "attention_wide_dkv_kernelILi512E",

@@ -13,6 +13,7 @@ enum {
     GPU_SORT_TILE = 1024,
     GPU_COUNT_TOKENS = 64,
     GPU_MOST_HEAD = 512,
+    GPU_MOST_SSD_STATE = 128,
     GPU_SPLIT_BLOCKS = 264,           // blocks that decode a step's texts: two per multiprocessor of an H100
     GPU_SPLIT_KEYS = 128,             // least keys of a part, of a full cache
     GPU_SPLIT_ROWS = 64,              // most queries of a span, times heads of a group, whose keys are split
@@ -65,8 +66,21 @@ static size_t gpu_delta_scratch(const DeltaShape *shape, int backward) {
 }
 static size_t cuda_delta_forward_scratch(const DeltaShape *shape) { return gpu_delta_scratch(shape, 0); }
 static size_t cuda_delta_backward_scratch(const DeltaShape *shape) { return gpu_delta_scratch(shape, 1); }
-static size_t cuda_ssd_forward_scratch(const DeltaShape *shape) { return gpu_delta_scratch(shape, 0); }
-static size_t cuda_ssd_backward_scratch(const DeltaShape *shape) { return gpu_delta_scratch(shape, 1); }
+
+// Sizes the scratch that ssd_lay_out in cuda/ssd.cuh lays out: a triangle and factors for each block. Backward adds
+// gates, states, their gradients, and lines of the heads' gradients.
+static size_t gpu_ssd_scratch(const DeltaShape *shape, int backward) {
+    const size_t n = delta_rows(shape), blocks = min_size(GPU_DELTA_SEGMENT, n), B = DELTA_BLOCK;
+    const size_t HV = shape->HV, states = delta_state_elements(shape);
+    if (shape->K > GPU_MOST_SSD_STATE)
+        die("ssm_state_size is %zu, but op set cuda supports at most %d", shape->K, GPU_MOST_SSD_STATE);
+    const size_t both = 4 + gpu_four(states) + blocks * HV * (10 * 256 + 4 * B + 4);
+    const size_t borders = gpu_four(n ? (n - 1) / (GPU_DELTA_SEGMENT * B) * states : 0);
+    return backward ? both + blocks * HV * 3 * B + borders + 2 * gpu_four(blocks * states) + gpu_four(blocks * 3 * HV)
+                    : both;
+}
+static size_t cuda_ssd_forward_scratch(const DeltaShape *shape) { return gpu_ssd_scratch(shape, 0); }
+static size_t cuda_ssd_backward_scratch(const DeltaShape *shape) { return gpu_ssd_scratch(shape, 1); }
 
 // Returns into how many parts attention cuts a text's keys in decoding (cuda/attention_split.cuh); 0: this is no
 // decoding. It depends on the cache alone.

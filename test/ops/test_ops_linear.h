@@ -414,16 +414,16 @@ static DeltaShape ssd_shape_of_case(Span *span, size_t spans, size_t HK, size_t 
     return shape;
 }
 
-TEST(ssd) {
+TEST(ssd) { // op set cuda refuses states of more than 128 elements
     Span span[MOST_SPANS];
     for (size_t s = 0; s < COUNT_OF(delta_shapes); s++) {
         const size_t *of_case = delta_shapes[s];
         const DeltaShape shape = ssd_shape_of_case(span, of_case[4], of_case[0], of_case[1], of_case[2], of_case[3]);
-        if (delta_shape_is_left_out(s)) continue;
+        if (delta_shape_is_left_out(s) || (shape.K > 128 && !strcmp(ops->name, "cuda"))) continue;
         ssd_forward_case(&shape, GATES_USUAL, s % 3 == 1 ? DELTA_OUT | DELTA_WITH_TRANSFER : DELTA_OUT, 4.0);
         ssd_forward_case(&shape, GATES_USUAL, s % 3 == 2 ? DELTA_WITH_TRANSFER : 0, 4.0);
         ssd_backward_case(&shape, GATES_USUAL, s % 5 == 4 ? DELTA_NO_HEADS : DELTA_ALL, 4.0);
-        ssd_backward_case(&shape, GATES_USUAL, DELTA_DSTATE, 4.0);
+        ssd_backward_case(&shape, GATES_USUAL, DELTA_DSTATE, delta_slack(&shape));
     }
 }
 
@@ -629,6 +629,15 @@ TEST(delta_of_other_documents) { // a document's tokens change no bit of others'
 }
 
 // ---- transfer of a state --------------------------------------------------------------------------------------------
+TEST(transfers_of_ranges) { // matrices, then Mamba-2's numbers
+    for (int i = 0; i < 4; i++) {
+        const OpShape s = {.delta = {.ssd = i / 2}, .back = i % 2};
+        case_of("", "transfer, ssd=%d", s.delta.ssd);
+        case_transfer_begin(&s);
+        case_state_combine(&s);
+    }
+}
+
 TEST(delta_transfer) { // state after a call = transfer * the state before + the state after it from 0
     Span span[MOST_SPANS];
     static const size_t cases[][3] = {{12, 16, 8}, {7, 5, 33}, {2, 3, 2}};

@@ -1,5 +1,5 @@
 /*
-SwiGLU, GELU, GeGLU and the clamped SwiGLU of op set "cuda", forward and backward, in the formulas of
+SwiGLU, GELU, GeGLU, the clamped SwiGLU and the squared ReLU of op set "cuda", forward and backward, in the formulas of
 llmc/ops/cpu/activation.h: all by the logistic function, so that the far negative side keeps its digits. A thread takes
 a pack of 16 bytes of each tensor. In the clamped SwiGLU gates and ups alternate, so a thread takes two neighbouring
 packs of them. Bytes moved per element of out: 3 s forward and 5 s backward with a gate; gelu 2 s and 3 s.
@@ -65,15 +65,16 @@ __global__ void clamped_backward_kernel(floatX *din, const floatX *dout, const f
     }
 }
 
-// ---- out = silu(gate) * up, or gelu(gate) * up, or gelu(in) without `up` --------------------------------------------
+// ---- out = silu(gate) * up, or gelu(gate) * up, or without `up` gelu(in) or max(in, 0)^2 --------------------------------------------
 template <int KIND> __device__ inline float activated(float g) {
     float one_minus_s;
+    if (KIND == ACTIVATION_RELU2) return g < 0.0f ? 0.0f : g * g; // a NaN stays NaN
     return g * sigmoid(KIND == ACTIVATION_SWIGLU ? g : GELU_Z(g), &one_minus_s);
 }
 
 template <int W, int KIND>
 __global__ void activation_forward_kernel(floatX *out, const floatX *in, size_t n, size_t FF) {
-    constexpr bool GATED = KIND != ACTIVATION_GELU;
+    constexpr bool GATED = KIND != ACTIVATION_GELU && KIND != ACTIVATION_RELU2;
     FOR_EACH_ROW(t, c, W, n, FF) {
         const size_t row = t * 2 * FF + c;
         const Pack<floatX, W> gate = pack_read<W>(in + row);
@@ -89,7 +90,7 @@ __global__ void activation_forward_kernel(floatX *out, const floatX *in, size_t 
 
 template <int W, int KIND>
 __global__ void activation_backward_kernel(floatX *din, const floatX *dout, const floatX *in, size_t n, size_t FF) {
-    constexpr bool GATED = KIND != ACTIVATION_GELU;
+    constexpr bool GATED = KIND != ACTIVATION_GELU && KIND != ACTIVATION_RELU2;
     FOR_EACH_ROW(t, c, W, n, FF) {
         const size_t row = t * 2 * FF + c;
         const Pack<floatX, W> gate = pack_read<W>(in + row), gradient = pack_read<W>(dout + t * FF + c);
@@ -98,8 +99,10 @@ __global__ void activation_backward_kernel(floatX *din, const floatX *dout, cons
         for (int j = 0; j < W; j++) {
             float g = load(gate.x[j]), d = load(gradient.x[j]), one_minus_s,
                   s = sigmoid(KIND == ACTIVATION_SWIGLU ? g : GELU_Z(g), &one_minus_s);
-            dgate.x[j] = store((GATED ? d * load(up.x[j]) : d) *
-                               (s + g * s * one_minus_s * (KIND == ACTIVATION_SWIGLU ? 1 : GELU_SLOPE(g))));
+            const float slope = KIND == ACTIVATION_RELU2
+                                    ? (g < 0.0f ? 0.0f : 2.0f * g)
+                                    : s + g * s * one_minus_s * (KIND == ACTIVATION_SWIGLU ? 1 : GELU_SLOPE(g));
+            dgate.x[j] = store((GATED ? d * load(up.x[j]) : d) * slope);
             if (GATED) dup.x[j] = store(d * g * s);
         }
         pack_write(din + row, dgate);
@@ -107,9 +110,9 @@ __global__ void activation_backward_kernel(floatX *din, const floatX *dout, cons
     }
 }
 
-// Calls launch(W, KIND, rows, columns of out, their grid, its threads). GELU takes all elements as one row.
+// Calls launch(W, KIND, rows, columns of out, their grid, its threads). Without a gate all elements are one row.
 template <typename F> static void with_activation(ActivationKind kind, size_t n, size_t FF, bool aligned, F launch) {
-    const size_t rows = kind == ACTIVATION_GELU ? 1 : n, columns = n * FF / rows;
+    const size_t rows = activation_gates(kind) ? n : 1, columns = n * FF / rows;
     with_width<floatX>(columns % full_pack<floatX> == 0 && aligned, [&](auto W) {
         const auto run = [&](auto KIND) {
             launch(W, KIND, rows, columns, rows_grid(rows, columns / W), rows_threads(columns / W));
@@ -118,7 +121,8 @@ template <typename F> static void with_activation(ActivationKind kind, size_t n,
         case ACTIVATION_SWIGLU: run(Width<ACTIVATION_SWIGLU>()); break;
         case ACTIVATION_GEGLU: run(Width<ACTIVATION_GEGLU>()); break;
         case ACTIVATION_GELU: run(Width<ACTIVATION_GELU>()); break;
-        case ACTIVATION_CLAMPED: run(Width<ACTIVATION_CLAMPED>());
+        case ACTIVATION_CLAMPED: run(Width<ACTIVATION_CLAMPED>()); break;
+        case ACTIVATION_RELU2: run(Width<ACTIVATION_RELU2>());
         }
     });
 }

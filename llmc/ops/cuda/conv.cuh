@@ -70,9 +70,13 @@ __device__ inline Pack<floatX, W> conv_input(const floatX *x, const floatX *colu
     return pack_read<W>(columns + row * s.channels + c);
 }
 
-// Loads weights[j], the weight of the input TAPS - 1 - j tokens back.
+// The weights of a thread's channels: [j], of the input TAPS - 1 - j tokens back; [TAPS], the bias
+template <int W, int TAPS> using ConvWeights = float[TAPS + 1][W];
+
 template <int W, int TAPS>
-__device__ inline void conv_weights(float (&weights)[TAPS][W], const floatX *weight, size_t c, unsigned taps) {
+__device__ inline void conv_weights(ConvWeights<W, TAPS> &weights, const floatX *weight, const floatX *bias, size_t c,
+                                    unsigned taps) {
+    for (int i = 0; i < W; i++) weights[TAPS][i] = bias ? load(bias[c + i]) : 0.0f;
     if (W > 1 && taps == TAPS) {
 #pragma unroll
         for (int i = 0; i < TAPS; i++) {
@@ -89,8 +93,8 @@ __device__ inline void conv_weights(float (&weights)[TAPS][W], const floatX *wei
 
 // Returns the convolution's sum of channel i.
 template <int W, int TAPS>
-__device__ inline float conv_sum(const Pack<floatX, W> *in, const float (&weights)[TAPS][W], int i) {
-    float y = 0.0f;
+__device__ inline float conv_sum(const Pack<floatX, W> *in, const ConvWeights<W, TAPS> &weights, int i) {
+    float y = weights[TAPS][i];
 #pragma unroll
     for (int j = 0; j < TAPS; j++) y += weights[j][i] * load(in[j].x[i]);
     return y;
@@ -98,14 +102,14 @@ __device__ inline float conv_sum(const Pack<floatX, W> *in, const float (&weight
 
 template <int W, int TAPS, int GATES>
 __global__ void __launch_bounds__(CONV_THREADS)
-    conv_forward_kernel(floatX *out, const floatX *columns, const floatX *x, const floatX *weight, SpanBlocks blocks,
-                        ConvShape s) {
+    conv_forward_kernel(floatX *out, const floatX *columns, const floatX *x, const floatX *weight, const floatX *bias,
+                        SpanBlocks blocks, ConvShape s) {
     const size_t c = ((size_t)blockIdx.y * CONV_THREADS + threadIdx.x) * W;
     if (c >= s.channels) return;
     const SpanBlock block = span_block(blocks, CONV_ROWS, false);
-    float weights[TAPS][W];
+    ConvWeights<W, TAPS> weights;
     Pack<floatX, W> in[TAPS - 1 + CONV_BATCH]; // oldest first
-    conv_weights<W>(weights, weight, c, s.taps);
+    conv_weights<W, TAPS>(weights, weight, bias, c, s.taps);
 #pragma unroll
     for (int j = 0; j + 1 < TAPS; j++)
         in[j] = conv_input<W, GATES>(x, columns, block.span, block.begin, TAPS - 1 - j, c, s);
@@ -169,7 +173,7 @@ static Spans without_window(Spans spans) {
     return spans;
 }
 
-static void cuda_conv_forward(Stored *out, Stored *columns, const Stored *x, const Stored *weight,
+static void cuda_conv_forward(Stored *out, Stored *columns, const Stored *x, const Stored *weight, const Stored *bias,
                               const DeltaShape *shape) {
     const ConvShape s = conv_shape(shape);
     const Spans spans = without_window(shape->spans);
@@ -179,7 +183,8 @@ static void cuda_conv_forward(Stored *out, Stored *columns, const Stored *x, con
             from = span_blocks(&blocks, spans, all_keys, from, CONV_ROWS, false);
             LAUNCH((conv_forward_kernel<W, TAPS, GATES>), conv_grid(blocks.first[blocks.count], s.channels, W),
                    CONV_THREADS, 0)
-            ((floatX *)out, (const floatX *)columns, (const floatX *)x, (const floatX *)weight, blocks, s);
+            ((floatX *)out, (const floatX *)columns, (const floatX *)x, (const floatX *)weight, (const floatX *)bias,
+             blocks, s);
         }
         // without slots only the last span's columns are stored
         for (size_t from = shape->slot_tokens || !spans.count ? 0 : spans.count - 1;
@@ -197,7 +202,7 @@ static void cuda_conv_forward(Stored *out, Stored *columns, const Stored *x, con
 // out, gradients of the inputs before this call
 template <int W, int TAPS, int GATES>
 __device__ inline void conv_slope(float (&d)[W], Pack<floatX, W> &dgate, const Pack<floatX, W> *in,
-                                  const float (&weights)[TAPS][W], const Pack<floatX, W> &dout,
+                                  const ConvWeights<W, TAPS> &weights, const Pack<floatX, W> &dout,
                                   const Pack<floatX, W> &gate) {
     for (int i = 0; i < W; i++) {
         const float y = conv_sum<W, TAPS>(in, weights, i);
@@ -224,17 +229,18 @@ __device__ inline void conv_write(floatX *dx, const floatX *x, const float (&sum
     pack_write_whole(dx, result);
 }
 
-// Runs backward. lines NULL: only dx. last: these spans include the call's last span. A warp takes pieces of
+// Runs backward. lines, bias_lines: parts of dweight and dbias; NULL: not wanted. last: these spans include the call's last span. A warp takes pieces of
 // CONV_BACK_ROWS tokens.
 template <int W, int TAPS, int GATES>
 __global__ void __launch_bounds__(CONV_WARPS *LANES, TAPS == 4 ? 4 : 1)
-    conv_backward_kernel(floatX *dx, float *lines, const float *dcolumns, const floatX *dout, const floatX *x,
-                         const floatX *columns, const floatX *weight, SpanBlocks blocks, ConvShape s, bool last) {
-    SHARED(float, parts, CONV_WARPS *TAPS *W *LANES);
+    conv_backward_kernel(floatX *dx, float *lines, float *bias_lines, const float *dcolumns, const floatX *dout,
+                         const floatX *x, const floatX *columns, const floatX *weight, const floatX *bias,
+                         SpanBlocks blocks, ConvShape s, bool last) {
+    SHARED(float, parts, CONV_WARPS *(TAPS + 1) * W * LANES);
     const size_t c = ((size_t)blockIdx.y * LANES + threadIdx.x) * W;
     const unsigned pieces = c < s.channels ? blocks.first[blocks.count] : 0;
-    float weights[TAPS][W], dweight[TAPS][W] = {};
-    if (pieces) conv_weights<W>(weights, weight, c, s.taps);
+    ConvWeights<W, TAPS> weights, dweight = {};
+    if (pieces) conv_weights<W, TAPS>(weights, weight, bias, c, s.taps);
     for (unsigned piece = blockIdx.x * CONV_WARPS + threadIdx.y; piece < pieces; piece += gridDim.x * CONV_WARPS) {
         const unsigned i_span = span_of(blocks, piece);
         const Span span = blocks.span[i_span];
@@ -272,6 +278,7 @@ __global__ void __launch_bounds__(CONV_WARPS *LANES, TAPS == 4 ? 4 : 1)
                         sums[b + j][i] += d[i] * weights[j][i];
                         if (t + b < end) dweight[j][i] += d[i] * load(in[b + j].x[i]);
                     }
+                for (int i = 0; i < W && t + b < end; i++) dweight[TAPS][i] += d[i];
             }
             if (call_ends && t + CONV_BATCH > span_end) { // the last batch at the end of a span
 #pragma unroll
@@ -292,15 +299,16 @@ __global__ void __launch_bounds__(CONV_WARPS *LANES, TAPS == 4 ? 4 : 1)
     }
     float *const own = parts + (threadIdx.y * LANES + threadIdx.x);
 #pragma unroll
-    for (int j = 0; j < TAPS; j++)
+    for (int j = 0; j <= TAPS; j++)
         for (int i = 0; i < W; i++) own[(j * W + i) * CONV_WARPS * LANES] = dweight[j][i];
     __syncthreads();
-    for (int k = threadIdx.y; k < TAPS * W && lines && pieces; k += CONV_WARPS) {
+    for (int k = threadIdx.y; k < (TAPS + 1) * W && pieces; k += CONV_WARPS) {
         const int back = TAPS - 1 - k / W; // tokens from the weight's input to its output
         const float *const part = parts + k * CONV_WARPS * LANES + threadIdx.x;
         float sum = 0.0f;
         for (unsigned warp = 0; warp < CONV_WARPS; warp++) sum += part[warp * LANES];
-        if ((unsigned)back < s.taps)
+        if (k / W == TAPS && bias_lines) bias_lines[(size_t)blockIdx.x * s.channels + c + k % W] = sum;
+        if ((unsigned)back < s.taps && lines)
             lines[((size_t)blockIdx.x * s.channels + c + k % W) * s.taps + s.taps - 1 - back] = sum;
     }
 }
@@ -309,12 +317,13 @@ __global__ void __launch_bounds__(CONV_WARPS *LANES, TAPS == 4 ? 4 : 1)
 template <int W, int TAPS, int GATES>
 __global__ void __launch_bounds__(CONV_THREADS)
     conv_dcolumns_kernel(float *dcolumns, const floatX *dout, const floatX *x, const floatX *columns,
-                         const floatX *weight, Span span, ConvShape s, bool only) {
+                         const floatX *weight, const floatX *bias, Span span, ConvShape s, bool only) {
     const size_t c = ((size_t)blockIdx.y * CONV_THREADS + threadIdx.x) * W, tokens = span.end - span.begin;
     if (c >= s.channels) return;
-    float weights[TAPS][W], sums[TAPS][W] = {}; // sums[back]: gradient of the token `back` before the span's first
+    ConvWeights<W, TAPS> weights;
+    float sums[TAPS][W] = {}; // sums[back]: gradient of the token `back` before the span's first
     Pack<floatX, W> in[TAPS];
-    conv_weights<W>(weights, weight, c, s.taps);
+    conv_weights<W, TAPS>(weights, weight, bias, c, s.taps);
 #pragma unroll
     for (int back = 1; back < TAPS; back++) { // adds the incoming dcolumns of the token `gap` before span.end
         const size_t gap = back + tokens;
@@ -345,8 +354,9 @@ __global__ void __launch_bounds__(CONV_THREADS)
                 span.begin - span.document >= (size_t)back ? sums[back][i] : 0.0f;
 }
 
-static void cuda_conv_backward(Stored *dx, Summed *dweight, Summed *dcolumns, const Stored *dout, const Stored *x,
-                               const Stored *columns, const Stored *weight, const DeltaShape *shape, Summed *scratch) {
+static void cuda_conv_backward(Stored *dx, Summed *dweight, Summed *dbias, Summed *dcolumns, const Stored *dout,
+                               const Stored *x, const Stored *columns, const Stored *weight, const Stored *bias,
+                               const DeltaShape *shape, Summed *scratch) {
     const ConvShape s = conv_shape(shape);
     const Spans spans = without_window(shape->spans);
     const size_t sums = s.channels * s.taps;
@@ -357,16 +367,18 @@ static void cuda_conv_backward(Stored *dx, Summed *dweight, Summed *dcolumns, co
             from = span_blocks(&blocks, spans, all_keys, from, CONV_BACK_ROWS, false);
             const unsigned count =
                 (unsigned)min_size(blocks_for(blocks.first[blocks.count], CONV_WARPS), GPU_CONV_LINES);
+            float *const bias_lines = dbias ? (float *)scratch + count * sums : NULL;
             LAUNCH((conv_backward_kernel<W, TAPS, GATES>), conv_grid(count, s.channels, W, LANES),
                    dim3(LANES, CONV_WARPS), 0)
-            ((floatX *)dx, lines, (const float *)dcolumns, (const floatX *)dout, (const floatX *)x,
-             (const floatX *)columns, (const floatX *)weight, blocks, s, from == spans.count);
+            ((floatX *)dx, lines, bias_lines, (const float *)dcolumns, (const floatX *)dout, (const floatX *)x,
+             (const floatX *)columns, (const floatX *)weight, (const floatX *)bias, blocks, s, from == spans.count);
             if (dweight) column_sums(dweight, (const float *)lines, count, sums, sums);
+            if (dbias) column_sums(dbias, (const float *)bias_lines, count, s.channels, s.channels);
         }
         if (spans.count && s.taps > 1)
             LAUNCH((conv_dcolumns_kernel<W, TAPS, GATES>), conv_grid(1, s.channels, W), CONV_THREADS, 0)
         ((float *)dcolumns, (const floatX *)dout, (const floatX *)x, (const floatX *)columns, (const floatX *)weight,
-         spans.span[0], s, spans.count == 1);
+         (const floatX *)bias, spans.span[0], s, spans.count == 1);
     });
 }
 

@@ -32,7 +32,13 @@ static DeltaCall delta_call(const Stored *x, const Stored *b, const Stored *a, c
                      (const floatX *)a,
                      (const floatX *)A_log,
                      (const floatX *)dt_bias,
-                     all_aligned(x) && shape->K % W == 0 && channels % W == 0};
+                     all_aligned(x) && shape->K % W == 0 && channels % W == 0,
+                     0,
+                     shape->HK * shape->K,
+                     2 * shape->HK * shape->K,
+                     NULL,
+                     0.0f,
+                     0.0f};
 }
 
 // ---- scratch --------------------------------------------------------------------------------------------------------
@@ -128,14 +134,18 @@ static void delta_walk(DeltaWalk w, const DeltaScratch &s, const DeltaCall &d, c
         delta_tokens(w, d, blocks);
 }
 
+// Returns whether a walk's last span may overwrite the state before its first span reads it.
+static bool reads_overwritten(const DeltaCall &d, const SpanBlocks &blocks, bool leaves) {
+    return !d.slot_tokens && leaves && blocks.count > 1 && blocks.span[0].begin > blocks.span[0].document;
+}
+
 // Walks a call's blocks. Updates `state` in place to the state after the last span, and `transfer` in the same way.
 static void delta_forward_walk(floatX *out, Summed *state, Summed *transfer, const DeltaScratch &s, const DeltaCall &d,
                                const SpanBlocks &blocks, bool leaves, bool tiled) {
     DeltaWalk w = {(const float *)state, (float *)state, NULL, NULL, out};
     w.width = (unsigned)d.V, w.values = true;
-    if (!d.slot_tokens && leaves && blocks.count > 1 && blocks.span[0].begin > blocks.span[0].document) {
-        cuda_copy(s.state, state,
-                  d.HV * d.K * d.V * sizeof(float)); // copied, because the last span overwrites the first span's input
+    if (reads_overwritten(d, blocks, leaves)) {
+        cuda_copy(s.state, state, d.HV * d.K * d.V * sizeof(float));
         w.state_in = s.state;
     }
     delta_walk(w, s, d, blocks, leaves, tiled);
@@ -178,22 +188,40 @@ static void cuda_delta_forward(Stored *out, Summed *state, Summed *transfer, con
 }
 
 // ---- backward -------------------------------------------------------------------------------------------------------
-// Computes the states between the segments of long spans, each from the previous one.
-static void delta_borders(const DeltaScratch &s, const DeltaCall &d, Spans spans, const Summed *state, size_t states) {
+// Computes the states between the segments of long spans, each from the previous one: walk(blocks, from, to).
+template <typename F>
+static void segment_borders(float *borders, Spans spans, const Summed *state, size_t states, F walk) {
     DeltaSegment segment;
     size_t border = 0;
     for (DeltaPlace place = {}; place.span < spans.count;) {
         const bool goes_on = place.done > 0;
         delta_segment(&segment, spans, &place);
         if (!segment.cut) continue;
-        BlockResults results = s.results;
-        results.inverse_back = results.scores_back = NULL;
-        if (walk_takes(d.K)) delta_blocks(results, d, segment.blocks);
-        DeltaWalk w = {goes_on ? s.borders + (border - 1) * states : (const float *)state,
-                       s.borders + border++ * states};
-        w.width = (unsigned)d.V, w.values = true;
-        delta_walk(w, s, d, segment.blocks, true, walk_takes(d.K));
+        walk(segment.blocks, goes_on ? borders + (border - 1) * states : (const float *)state,
+             borders + border * states);
+        border++;
     }
+}
+
+// Calls back(segment, state before it, whether dstate is the gradient of the state after it), last segment to first.
+template <typename F>
+static void segments_back(const float *borders, Spans spans, const Summed *state, const DeltaShape *shape, F back) {
+    const size_t most = spans.count + delta_rows(shape) / SEGMENT_TOKENS + 1, states = delta_state_elements(shape);
+    DeltaPlace *const begins = (DeltaPlace *)checked_malloc(most * sizeof(DeltaPlace), "the segments of a call");
+    DeltaSegment segment;
+    size_t count = 0, passed = 0;
+    for (DeltaPlace place = {}; place.span < spans.count; passed += segment.cut) {
+        begins[count++] = place;
+        delta_segment(&segment, spans, &place);
+    }
+    for (size_t i = count; i-- > 0;) {
+        DeltaPlace place = begins[i];
+        const bool goes_on = place.done > 0;
+        delta_segment(&segment, spans, &place);
+        passed -= segment.cut;
+        back(segment, goes_on ? borders + (passed - 1) * states : (const float *)state, segment.cut || i + 1 == count);
+    }
+    free(begins);
 }
 
 struct DeltaBack {
@@ -248,27 +276,20 @@ static void cuda_delta_backward(Stored *dx, Stored *db, Stored *da, Summed *dA_l
     const DeltaCall d = delta_call(x, b, a, A_log, dt_bias, shape);
     const DeltaScratch s = delta_lay_out(shape, true, scratch);
     const Spans spans = without_window(shape->spans);
-    const size_t states = delta_state_elements(shape);
     const DeltaBack to = {(floatX *)dx, (floatX *)db,    (floatX *)da,        dA_log,
                           ddt_bias,     (float *)dstate, (const floatX *)dout};
-    if (dx) delta_borders(s, d, spans, state, states);
-    const size_t most = spans.count + delta_rows(shape) / SEGMENT_TOKENS + 1;
-    DeltaPlace *const begins = (DeltaPlace *)checked_malloc(most * sizeof(DeltaPlace), "the segments of a call");
-    DeltaSegment segment;
-    size_t count = 0, borders = 0;
-    for (DeltaPlace place = {}; place.span < spans.count; borders += segment.cut) {
-        begins[count++] = place;
-        delta_segment(&segment, spans, &place);
-    }
-    for (size_t i = count; i-- > 0;) { // last to first
-        DeltaPlace place = begins[i];
-        const bool goes_on = place.done > 0;
-        delta_segment(&segment, spans, &place);
-        borders -= segment.cut;
-        delta_segment_back(to, s, d, segment, goes_on ? s.borders + (borders - 1) * states : (const float *)state,
-                           segment.cut || i + 1 == count);
-    }
-    free(begins);
+    const auto borders = [&](const SpanBlocks &blocks, const float *from, float *to) {
+        BlockResults results = s.results;
+        results.inverse_back = results.scores_back = NULL;
+        if (walk_takes(d.K)) delta_blocks(results, d, blocks);
+        DeltaWalk w = {from, to};
+        w.width = (unsigned)d.V, w.values = true;
+        delta_walk(w, s, d, blocks, true, walk_takes(d.K));
+    };
+    if (dx) segment_borders(s.borders, spans, state, delta_state_elements(shape), borders);
+    segments_back(s.borders, spans, state, shape, [&](const DeltaSegment &segment, const float *before, bool after) {
+        delta_segment_back(to, s, d, segment, before, after);
+    });
 }
 
 #endif

@@ -31,7 +31,10 @@ struct DeltaCall {
     size_t HK, HV, K, V, channels, stride, slot_tokens;
     float beta_most; // factor of s(b)
     const floatX *x, *b, *a, *A_log, *dt_bias;
-    bool packed; // 1: heads of x begin at multiples of 16 bytes
+    bool packed;              // 1: heads of x begin at multiples of 16 bytes
+    size_t query, key, value; // first columns of q, k and v in x
+    const floatX *D;          // Mamba-2 (ssd.cuh), as least and most; its dt is a
+    float least, most;
 };
 
 // Rows of one block of a span
@@ -47,29 +50,36 @@ __device__ inline DeltaBlock delta_block(const SpanBlocks &blocks, unsigned span
 }
 
 __device__ inline const floatX *queries_of(const DeltaCall &d, size_t row, size_t key_head) {
-    return d.x + row * d.channels + key_head * d.K;
+    return d.x + row * d.channels + d.query + key_head * d.K;
 }
 __device__ inline const floatX *keys_of(const DeltaCall &d, size_t row, size_t key_head) {
-    return queries_of(d, row, d.HK + key_head);
+    return d.x + row * d.channels + d.key + key_head * d.K;
 }
 __device__ inline const floatX *values_of(const DeltaCall &d, size_t row, size_t head) {
-    return d.x + row * d.channels + 2 * d.HK * d.K + head * d.V;
+    return d.x + row * d.channels + d.value + head * d.V;
 }
 
 // ---- gates ----------------------------------------------------------------------------------------------------------
 struct Gate {
-    float beta, rest;          // beta, 1 - s(b)
-    float log_decay, A, slope; // -A softplus(a + dt_bias), A, and the derivative of softplus
+    float beta, rest;          // beta, 1 - s(b); Mamba-2: the step
+    float log_decay, A, slope; // -A softplus(a + dt_bias), A, and the derivative of softplus, 0 at a bound of the step
 };
 
-__device__ inline Gate gate_of(const DeltaCall &d, size_t row, size_t head) {
+template <bool SSD = false> __device__ inline Gate gate_of(const DeltaCall &d, size_t row, size_t head) {
     const float z = load(d.a[row * d.stride + head]) + load(d.dt_bias[head]), e = log1pf(expf(-fabsf(z)));
+    const float open = z > 0.0f ? z + e : e;
     float one_minus_s;
-    Gate gate;
-    gate.beta = d.beta_most * sigmoid(load(d.b[row * d.stride + head]), &gate.rest);
+    Gate gate = d.beta_most * {};
     gate.slope = sigmoid(z, &one_minus_s);
     gate.A = expf(load(d.A_log[head]));
-    gate.log_decay = -gate.A * (z > 0.0f ? z + e : e);
+    if constexpr (SSD) {
+        gate.beta = fminf(fmaxf(open, d.least), d.most);
+        if (gate.beta != open) gate.slope = 0.0f;
+        gate.log_decay = -fminf(gate.A * gate.beta, 1e5f); // stays finite
+        return gate;
+    }
+    gate.beta = sigmoid(load(d.b[row * d.stride + head]), &gate.rest);
+    gate.log_decay = -gate.A * open;
     return gate;
 }
 
@@ -106,12 +116,13 @@ __device__ inline LongSum long_sum(LongSum a, LongSum b) {
 }
 
 // Computes a block's gates with one warp, two tokens per lane.
+template <bool SSD = false>
 __device__ inline void block_gates(BlockGates *g, const DeltaCall &d, DeltaBlock block, size_t head) {
     const unsigned lane = threadIdx.x % LANES;
     LongSum c[2] = {};
     for (unsigned i = 0; i < 2; i++) {
         Gate gate = {};
-        if (2 * lane + i < block.rows) gate = gate_of(d, block.row + 2 * lane + i, head);
+        if (2 * lane + i < block.rows) gate = gate_of<SSD>(d, block.row + 2 * lane + i, head);
         c[i].high = gate.log_decay;
         g->beta[2 * lane + i] = gate.beta;
     }
@@ -270,7 +281,7 @@ template <int N, typename F> __device__ inline void for_pairs(float (*c)[4], F f
         for (unsigned e = 0; e < 4; e += 2) f(lane / 4 + e / 2 * 8, n * 8 + lane % 4 * 2, c[n][e], c[n][e + 1]);
 }
 
-// Computes k k^T and q k^T of a block, 16 rows per warp in four warps, repeated by the next four. Also computes the
+// Computes k k^T, unless NULL, and q k^T of a block, 16 rows per warp in four warps, repeated by the next four. Also computes the
 // squares of its rows, keys first, unless NULL. Slices of K pass through tiles of SLICE_TILES elements.
 constexpr int SLICE = 64;
 constexpr unsigned SLICE_TILES = 2 * BLOCK * padded<SLICE>;
@@ -300,9 +311,9 @@ __device__ inline void block_pairs(float (*kk)[4], float (*qk)[4], float *square
         }
 #pragma unroll
         for (int c = 0; c < SLICE; c += 16) {
-            const OperandA k = load_a(tk, padded<SLICE>, row, c), q = load_a(tq, padded<SLICE>, row, c);
-            mma_columns<BLOCK>(kk, k, [&](int n) { return load_b(tk, padded<SLICE>, n, c); });
-            mma_columns<BLOCK>(qk, q, [&](int n) { return load_b(tk, padded<SLICE>, n, c); });
+            const auto k = [&](int n) { return load_b(tk, padded<SLICE>, n, c); };
+            if (kk) mma_columns<BLOCK>(kk, load_a(tk, padded<SLICE>, row, c), k);
+            mma_columns<BLOCK>(qk, load_a(tq, padded<SLICE>, row, c), k);
         }
     }
 }

@@ -70,7 +70,7 @@ __device__ inline void keys_bring(floatX *tile, const floatX *x, const Part &p, 
     }
 }
 
-// Computes kk and qk, a warp's pairs of k k^T and q k^T. tiles: tiles of q and k, whose first slice is in flight
+// Computes kk, unless NULL, and qk, a warp's pairs of k k^T and q k^T. tiles: tiles of q and k, whose first slice is in flight
 template <int KP, typename Part>
 __device__ inline void key_pairs(float (*kk)[4], float (*qk)[4], floatX *tiles, const floatX *q, const floatX *k,
                                  const Part &p) {
@@ -86,7 +86,7 @@ __device__ inline void key_pairs(float (*kk)[4], float (*qk)[4], floatX *tiles, 
         __syncthreads();
         for (unsigned c = 0; c < KEY_STRIDE<KP> - 8 && p.pairs; c += 16) {
             const OperandB right = load_b(tk, KEY_STRIDE<KP>, p.pair_column, c);
-            mma_columns<16>(kk, load_a(tk, KEY_STRIDE<KP>, p.row, c), [&](int) { return right; });
+            if (kk) mma_columns<16>(kk, load_a(tk, KEY_STRIDE<KP>, p.row, c), [&](int) { return right; });
             mma_columns<16>(qk, load_a(tq, KEY_STRIDE<KP>, p.row, c), [&](int) { return right; });
         }
     }
@@ -144,14 +144,21 @@ __device__ inline void pairs_of_head(float *across, float *dbeta, Results &r, fl
 }
 
 // Computes sum[e]: what the pairs of a warp's four rows add to the log decays of tokens 2 lane + e. Pair (i, j) counts
-// for tokens with j < token <= i.
-template <typename Part> __device__ inline void pairs_across(float (&sum)[2], const float *across, const Part &p) {
+// for tokens with j < token <= i. factor: of a pair by its j, or NULL. columns[e]: sum of column 2 lane + e, without
+// factors; or NULL
+template <typename Part>
+__device__ inline void pairs_across(float (&sum)[2], const float *across, const Part &p, const float *factor = NULL,
+                                    float *columns = NULL) {
     constexpr unsigned ROWS = BLOCK / GRADIENT_WARPS;
     const unsigned first = threadIdx.x / LANES * ROWS, t = 2 * p.lane;
     float left[ROWS], until[ROWS]; // per row: this lane's first pair, and the sum of all pairs up to its second
 #pragma unroll
     for (unsigned i = 0; i < ROWS; i++) {
-        const Pack<float, 2> pair = pack_read<2>(across + (first + i) * PAIR_STRIDE + t);
+        Pack<float, 2> pair = pack_read<2>(across + (first + i) * PAIR_STRIDE + t);
+        for (unsigned e = 0; e < 2; e++) {
+            if (columns) columns[e] += t + e <= first + i ? pair.x[e] : 0.0f;
+            if (factor) pair.x[e] *= factor[t + e];
+        }
         left[i] = t < first + i ? pair.x[0] : 0.0f;
         until[i] = left[i] + (t + 1 < first + i ? pair.x[1] : 0.0f);
     }
@@ -297,6 +304,25 @@ __device__ inline void keys_store(floatX *dx, float (*x)[4], const KeyTwos<KP> &
     }
 }
 
+// Computes for a lane's two tokens the sums of reads over the token and later ones, and of adds over earlier tokens.
+__device__ inline void reads_and_adds(float (&read)[2], float (&added)[2], const float (&reads)[2],
+                                      const float (&adds)[2], unsigned lane) {
+    // after: sum over the lanes from this lane on; before: sum over the lanes up to this lane
+    float after = reads[0] + reads[1], before = adds[0] + adds[1];
+    for (unsigned step = 1; step < LANES; step *= 2) {
+        const float right = __shfl_sync(ALL_LANES, after, lane + step < LANES ? lane + step : lane),
+                    left = __shfl_sync(ALL_LANES, before, lane >= step ? lane - step : lane);
+        if (lane + step < LANES) after += right;
+        if (lane >= step) before += left;
+    }
+    const float lanes_before = __shfl_sync(ALL_LANES, before, lane ? lane - 1 : 0),
+                lanes_after = __shfl_sync(ALL_LANES, after, lane + 1 < LANES ? lane + 1 : lane);
+    for (unsigned e = 0; e < 2; e++) {
+        read[e] = (lane + 1 < LANES ? lanes_after : 0.0f) + reads[1] + (e ? 0.0f : reads[0]);
+        added[e] = (lane ? lanes_before : 0.0f) + (e ? adds[0] : 0.0f);
+    }
+}
+
 // Stores the gates' gradients with one warp, two tokens per lane. A token's log decay has these terms: pairs across the
 // token, reads of S by this and later tokens, additions to the next state by earlier tokens, <S, dS>.
 template <typename Part>
@@ -314,21 +340,11 @@ __device__ inline void gates_store(const DeltaGradient &G, const DeltaCall &d, c
     }
     for (unsigned w = 0; w < GRADIENT_WARPS; w++) overlap += shared.overlaps[w];
     overlap *= decay_to(g, BLOCK - 1);
-    // after: sum over the lanes from this lane on; before: sum over the lanes up to this lane
-    float after = reads[0] + reads[1], before = adds[0] + adds[1];
-    for (unsigned step = 1; step < LANES; step *= 2) {
-        const float right = __shfl_sync(ALL_LANES, after, lane + step < LANES ? lane + step : lane),
-                    left = __shfl_sync(ALL_LANES, before, lane >= step ? lane - step : lane);
-        if (lane + step < LANES) after += right;
-        if (lane >= step) before += left;
-    }
-    const float lanes_before = __shfl_sync(ALL_LANES, before, lane ? lane - 1 : 0),
-                lanes_after = __shfl_sync(ALL_LANES, after, lane + 1 < LANES ? lane + 1 : lane);
+    float read[2], added[2];
+    reads_and_adds(read, added, reads, adds, lane);
     for (unsigned e = 0; e < 2; e++) {
         const unsigned i = 2 * lane + e;
-        const float read = (lane + 1 < LANES ? lanes_after : 0.0f) + reads[1] + (e ? 0.0f : reads[0]),
-                    added = (lane ? lanes_before : 0.0f) + (e ? adds[0] : 0.0f);
-        const float dlog = pairs[e] + read + added + overlap, dinput = -dlog * gate[e].A * gate[e].slope;
+        const float dlog = pairs[e] + read[e] + added[e] + overlap, dinput = -dlog * gate[e].A * gate[e].slope;
         if (i >= p.block.rows) continue;
         const size_t to = (p.block.row + i) * d.stride + head;
         G.db[to] = store(shared.dbeta[i] * gate[e].rest);

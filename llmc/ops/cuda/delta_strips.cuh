@@ -270,14 +270,14 @@ __device__ inline void state_products(GradientResults<KP> &r, const StripTiles<K
 }
 
 // Adds a strip's part of <S, dS>. Each of the four warps of a quarter of the columns has one tile.
-template <int KP, typename Part> __device__ inline void strip_overlap(float &overlap, floatX *strip, const Part &p) {
+template <int KP, typename Part>
+__device__ inline void strip_overlap(float &overlap, const floatX *tile_S, const floatX *tile_dS, const Part &p) {
     constexpr unsigned C = STRIP<KP>, TILES = KEY_COLUMNS<KP> / 16;
     static_assert(C / 16 * TILES <= ROW_GROUPS);
-    const StripTiles<KP> from = strip_tiles<KP>(strip);
     const unsigned tile = p.row / 16, row = p.group * KEY_COLUMNS<KP> + tile % TILES * 16, v = tile / TILES * 16;
     if (!p.states || v >= C) return;
     OperandB S[TERMS], dS[TERMS];
-    strip_terms<C>(S, from.S, KP, row, v), strip_terms<C>(dS, from.dS, KP, row, v);
+    strip_terms<C>(S, tile_S, KP, row, v), strip_terms<C>(dS, tile_dS, KP, row, v);
 #pragma unroll
     for (unsigned i = 0; i < 8; i++) {
         float left = load(S[0].x[i]), right = load(dS[0].x[i]);
@@ -291,7 +291,7 @@ template <int KP, bool PAIRS, bool STATES, typename Part>
 __device__ inline void strip_products(GradientResults<KP> &r, floatX *strip, const Part &p) {
     constexpr unsigned C = STRIP<KP>;
     const StripTiles<KP> from = strip_tiles<KP>(strip);
-    if (STATES) strip_overlap<KP>(r.overlap, strip, p);
+    if (STATES) strip_overlap<KP>(r.overlap, from.S, from.dS, p);
 #pragma unroll
     for (unsigned v = 0; v < C; v += 16) {
         const OperandA dout = strip_a<C>(from.dout, p.row, v);

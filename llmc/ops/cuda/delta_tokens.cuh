@@ -28,6 +28,7 @@ struct DeltaWalk {
     unsigned first_out;         // spans from this span on write state_out; backward: only the first span does
     unsigned width;             // columns of the state: V, or K for a transfer
     bool values;
+    float *transfer; // Mamba-2: [HV], multiplied by the decays of the tokens; NULL: not wanted
 };
 
 // Returns the offset of a head's state.
@@ -47,6 +48,8 @@ struct DeltaProducts {
     float query, key, both; // 1 / length of q and of k; k . q after both divisions
 };
 
+// SSD: nothing is divided by a length
+template <bool SSD = false>
 __device__ inline DeltaProducts token_load(DeltaToken *token, const DeltaCall &d, size_t row, size_t key_head) {
     const unsigned i = threadIdx.y * LANES + threadIdx.x;
     float sums[3] = {};
@@ -64,6 +67,7 @@ __device__ inline DeltaProducts token_load(DeltaToken *token, const DeltaCall &d
         sums[s] = 0.0f;
         for (unsigned part = 0; part < DELTA_PARTS; part++) sums[s] += token->parts[part][s];
     }
+    if (SSD) return DeltaProducts{1.0f, 1.0f, sums[2]};
     DeltaProducts p = {1.0f / sqrtf((sums[0] + DELTA_EPS) * (float)d.K), 1.0f / sqrtf(sums[1] + DELTA_EPS), 0.0f};
     p.both = sums[2] * p.query * p.key;
     return p;
@@ -76,7 +80,8 @@ __device__ inline float column_total(const float *sums) {
     return sum;
 }
 
-template <unsigned ROWS>
+// SSD: Mamba-2's rule, with u = step v and D v in out
+template <unsigned ROWS, bool SSD>
 __global__ void __launch_bounds__(DELTA_TOKEN_THREADS)
     delta_tokens_kernel(DeltaWalk w, DeltaCall d, SpanBlocks blocks) {
     SHARED(DeltaToken, tokens, 2);
@@ -86,7 +91,7 @@ __global__ void __launch_bounds__(DELTA_TOKEN_THREADS)
     const size_t head = blockIdx.y, key_head = head / (d.HV / d.HK), n = span.end - span.begin;
     const size_t column = (size_t)blockIdx.x * DELTA_COLUMNS + threadIdx.x, place = state_place(d, w, span, head);
     const bool inside = column < w.width, goes_on = state_is_there(w, span, number);
-    float S[ROWS] = {};
+    float S[ROWS] = {}, whole = 1.0f;
     // calls f(row of the state, its element) for this thread's rows
     const auto for_state = [&](auto f) {
 #pragma unroll
@@ -105,25 +110,30 @@ __global__ void __launch_bounds__(DELTA_TOKEN_THREADS)
             });
         DeltaToken *const token = tokens + t % 2;
         float *const with_k = sums + t % 2 * 2 * DELTA_TOKEN_THREADS, *const with_q = with_k + DELTA_TOKEN_THREADS;
-        const DeltaProducts p = token_load(token, d, row, key_head);
-        const Gate gate = gate_of(d, row, head);
+        const DeltaProducts p = token_load<SSD>(token, d, row, key_head);
+        const Gate gate = gate_of<SSD>(d, row, head);
         const float decay = natural_exp(gate.log_decay);
         float along_k = 0.0f, along_q = 0.0f;
+        whole *= decay;
         for_state([&](size_t k, float &s) {
             s *= decay;
-            along_k += s * token->k[k], along_q += s * token->q[k];
+            if (!SSD) along_k += s * token->k[k];
+            along_q += s * token->q[k];
         });
         with_k[self] = along_k, with_q[self] = along_q;
         __syncthreads();
         const float v = w.values && inside ? load(values_of(d, row, head)[column]) : 0.0f;
-        const float u = gate.beta * (v - p.key * column_total(with_k));
+        const float u = gate.beta * (SSD ? v : v - p.key * column_total(with_k));
         for_state([&](size_t k, float &s) { s += p.key * token->k[k] * u; });
         if (threadIdx.y || !inside) continue;
         if (w.added)
             split_store(w.added + (block * d.HV + head) * TERMS * BLOCK * d.V, BLOCK * d.V, t % BLOCK * d.V + column,
                         u);
-        if (w.out) w.out[(row * d.HV + head) * d.V + column] = store(p.query * column_total(with_q) + p.both * u);
+        if (!w.out) continue;
+        const float skipped = SSD ? load(d.D[head]) * v : 0.0f;
+        w.out[(row * d.HV + head) * d.V + column] = store(p.query * column_total(with_q) + p.both * u + skipped);
     }
+    if (SSD && w.transfer && !self && !blockIdx.x) w.transfer[head] *= whole;
     if (w.state_out && number >= w.first_out)
         for_state([&](size_t k, float s) { w.state_out[place + k * w.width + column] = s; });
 }
@@ -197,9 +207,10 @@ static dim3 delta_tokens_grid(const DeltaWalk &w, const DeltaCall &d, const Span
     return dim3((unsigned)blocks_for(w.width, DELTA_COLUMNS), (unsigned)d.HV, blocks.count);
 }
 
-static void delta_tokens(const DeltaWalk &w, const DeltaCall &d, const SpanBlocks &blocks) {
+template <bool SSD = false> static void delta_tokens(const DeltaWalk &w, const DeltaCall &d, const SpanBlocks &blocks) {
     with_delta_rows(d.K, [&](auto ROWS) {
-        LAUNCH((delta_tokens_kernel<ROWS>), delta_tokens_grid(w, d, blocks), dim3(LANES, DELTA_PARTS), 0)(w, d, blocks);
+        LAUNCH((delta_tokens_kernel<ROWS, SSD>), delta_tokens_grid(w, d, blocks), dim3(LANES, DELTA_PARTS), 0)
+        (w, d, blocks);
     });
 }
 

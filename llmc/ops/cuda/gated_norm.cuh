@@ -1,6 +1,6 @@
 /*
 The gated norm of linear attention in op set "cuda": out = w xhat silu(z) with xhat = x rsqrt(mean(x^2) + eps) of each
-head, like norm.cuh: blockDim.x threads have a head's packs in registers, P packs each. Backward's blocks walk rows with
+head. GATE_FIRST (Mamba-2): out = w[heads,V] xhat with xhat of x silu(z). As in norm.cuh blockDim.x threads have a head's packs in registers, P packs each. Backward's blocks walk rows with
 the grid's stride and write their part of dw to a line of scratch. Bytes moved per element: forward 3 s, backward 5 s.
 */
 #ifndef LLMC_CUDA_GATED_NORM_CUH
@@ -13,11 +13,16 @@ struct GatedShape {
     float mean_of, eps;
 };
 
+__device__ inline float silu(float g) {
+    float one_minus_s;
+    return g * sigmoid(g, &one_minus_s);
+}
+
 __device__ inline size_t gate_place(const GatedShape &s, size_t row) {
     return row / s.heads * s.stride + row % s.heads * s.V;
 }
 
-template <int W, int P>
+template <int W, int P, bool GATE_FIRST>
 __global__ void __launch_bounds__(NORM_MOST_THREADS)
     gated_norm_forward_kernel(floatX *out, const floatX *x, const floatX *z, const floatX *w, GatedShape s) {
     SHARED(float, partials, NORM_WARPS);
@@ -28,35 +33,42 @@ __global__ void __launch_bounds__(NORM_MOST_THREADS)
         in[p] = pack_read<W>(x + safe * s.V + c), gate[p] = pack_read<W>(z + gate_place(s, safe) + c);
     });
     for_packs<W, P>(s.V, [&](int p, size_t) {
-        for (int j = 0; j < W; j++) squares[0] += load(in[p].x[j]) * load(in[p].x[j]);
+        for (int j = 0; j < W; j++) {
+            const float a = load(in[p].x[j]) * (GATE_FIRST ? silu(load(gate[p].x[j])) : 1.0f);
+            squares[0] += a * a;
+        }
     });
     norm_sums(squares, partials);
     const float rstd = rsqrtf(squares[0] * s.mean_of + s.eps);
     if (row >= s.rows) return;
     for_packs<W, P>(s.V, [&](int p, size_t c) {
-        const Pack<floatX, W> scales = pack_read<W>(w + c);
+        const Pack<floatX, W> scales = pack_read<W>(w + (GATE_FIRST ? row % s.heads * s.V : 0) + c);
         Pack<floatX, W> result;
         for (int j = 0; j < W; j++) {
-            const float g = load(gate[p].x[j]);
-            float one_minus_s, silu = g * sigmoid(g, &one_minus_s);
-            result.x[j] = store(load(scales.x[j]) * load(in[p].x[j]) * rstd * silu);
+            result.x[j] = store(load(scales.x[j]) * load(in[p].x[j]) * rstd * silu(load(gate[p].x[j])));
         }
         pack_write(out + row * s.V + c, result);
     });
 }
 
-// Calls launch(W, P, threads) with W and P as constants.
-template <typename F> static void with_gated_norm(bool aligned, size_t V, size_t stride, F launch) {
-    constexpr int MOST = NORM_PACKS[0];
-    if (V > NORM_MOST_THREADS * MOST)
-        die("op set cuda: gated norm has heads of %zu elements, but at most %u are possible", V,
-            NORM_MOST_THREADS * MOST);
-    with_width<floatX>(aligned && V % full_pack<floatX> == 0 && stride % full_pack<floatX> == 0, [&](auto W) {
+// Calls launch(W, P, GATE_FIRST, threads) with constants. GATE_FIRST: with more than 2 packs backward spills.
+template <typename F> static void with_gated_norm(bool aligned, size_t V, size_t stride, int gate_first, F launch) {
+    const auto run = [&](auto W, auto FIRST) {
+        constexpr int MOST = NORM_PACKS[FIRST && W > 1];
         const NormShape shape = norm_shape(blocks_for(V, W), MOST);
+        if (!shape.P)
+            die("op set cuda: gated norm has heads of %zu elements, but at most %u are possible", V,
+                NORM_MOST_THREADS * MOST * W);
         if (shape.P == 1)
-            launch(W, Width<1>(), shape.threads);
+            launch(W, Width<1>(), FIRST, shape.threads);
         else
-            launch(W, Width<MOST>(), shape.threads);
+            launch(W, Width<MOST>(), FIRST, shape.threads);
+    };
+    with_width<floatX>(aligned && V % full_pack<floatX> == 0 && stride % full_pack<floatX> == 0, [&](auto W) {
+        if (gate_first)
+            run(W, std::true_type());
+        else
+            run(W, std::false_type());
     });
 }
 
@@ -65,16 +77,17 @@ static GatedShape gated_shape(size_t n, size_t heads, size_t V, size_t stride, d
 }
 
 static void cuda_gated_norm_forward(Stored *out, const Stored *x, const Stored *z, const Stored *w, size_t n,
-                                    size_t heads, size_t V, size_t stride, double eps) {
-    with_gated_norm(all_aligned(out, x, z, w), V, stride, [&](auto W, auto P, dim3 threads) {
-        LAUNCH((gated_norm_forward_kernel<W, P>), dim3((unsigned)blocks_for(n * heads, threads.y)), threads, 0)
+                                    size_t heads, size_t V, size_t stride, int gate_first, double eps) {
+    with_gated_norm(all_aligned(out, x, z, w), V, stride, gate_first, [&](auto W, auto P, auto FIRST, dim3 threads) {
+        LAUNCH((gated_norm_forward_kernel<W, P, FIRST>), dim3((unsigned)blocks_for(n * heads, threads.y)), threads, 0)
         ((floatX *)out, (const floatX *)x, (const floatX *)z, (const floatX *)w, gated_shape(n, heads, V, stride, eps));
     });
 }
 
 // ---- backward: with g = dout w silu(z),  dx = rstd (g - xhat mean(g xhat)),  dz = dout w xhat silu'(z),
-// Runs backward: dw += dout xhat silu(z)
-template <int W, int P>
+// dw += dout xhat silu(z). GATE_FIRST: with a = x silu(z) and g = dout w,  da = rstd (g - ahat mean(g ahat)),  dx = da
+// silu(z),  dz = da x silu'(z),  dw += dout ahat; blockIdx.y is the head
+template <int W, int P, bool GATE_FIRST>
 __global__ void __launch_bounds__(NORM_MOST_THREADS)
     gated_norm_backward_kernel(floatX *dx, floatX *dz, float *lines, const floatX *dout, const floatX *x,
                                const floatX *z, const floatX *w, GatedShape s) {
@@ -82,39 +95,39 @@ __global__ void __launch_bounds__(NORM_MOST_THREADS)
     SHARED(float, strips, NORM_THREADS *W);
     unsigned turn = 0;
     float dw[P][W] = {};
+    const size_t count = s.rows / gridDim.y; // rows of a head with GATE_FIRST
     RowPacks<W, P> scale;
-    for_packs<W, P>(s.V, [&](int p, size_t c) { scale[p] = pack_read<W>(w + c); });
-    for (size_t begin = (size_t)blockIdx.x * blockDim.y; begin < s.rows; begin += (size_t)gridDim.x * blockDim.y) {
-        const size_t row = begin + threadIdx.y, safe = row < s.rows ? row : s.rows - 1;
+    for_packs<W, P>(s.V, [&](int p, size_t c) { scale[p] = pack_read<W>(w + blockIdx.y * s.V + c); });
+    for (size_t begin = (size_t)blockIdx.x * blockDim.y; begin < count; begin += (size_t)gridDim.x * blockDim.y) {
+        const size_t i = begin + threadIdx.y, safe = (i < count ? i : count - 1) * gridDim.y + blockIdx.y;
         RowPacks<W, P> in, gate, gradient;
-        float sum[2] = {}; // sums of x^2 and g x
+        float sum[2] = {}; // sums of x^2 and g x, or of a
         for_packs<W, P>(s.V, [&](int p, size_t c) {
             in[p] = pack_read<W>(x + safe * s.V + c), gate[p] = pack_read<W>(z + gate_place(s, safe) + c);
             gradient[p] = pack_read<W>(dout + safe * s.V + c);
         });
         for_packs<W, P>(s.V, [&](int p, size_t) {
             for (int j = 0; j < W; j++) {
-                const float g = load(gate[p].x[j]), value = load(in[p].x[j]);
-                float one_minus_s, silu = g * sigmoid(g, &one_minus_s);
-                sum[0] += value * value;
-                sum[1] += load(gradient[p].x[j]) * load(scale[p].x[j]) * silu * value;
+                const float value = load(in[p].x[j]), a = value * silu(load(gate[p].x[j]));
+                sum[0] += GATE_FIRST ? a * a : value * value;
+                sum[1] += load(gradient[p].x[j]) * load(scale[p].x[j]) * a;
             }
         });
         norm_sums(sum, partials + turn++ % 2 * 2 * NORM_WARPS);
         const float rstd = rsqrtf(sum[0] * s.mean_of + s.eps), pull = sum[1] * s.mean_of * rstd * rstd;
-        if (row >= s.rows) continue;
+        if (i >= count) continue;
         for_packs<W, P>(s.V, [&](int p, size_t c) {
             Pack<floatX, W> result, slope;
             for (int j = 0; j < W; j++) {
                 const float g = load(gate[p].x[j]), value = load(in[p].x[j]), d = load(gradient[p].x[j]);
                 float one_minus_s, sg = sigmoid(g, &one_minus_s);
-                const float weighted = d * load(scale[p].x[j]);
-                result.x[j] = store(rstd * (weighted * g * sg - value * pull));
-                slope.x[j] = store(weighted * value * rstd * (sg + g * sg * one_minus_s));
+                const float weighted = d * load(scale[p].x[j]), open = g * sg, da = weighted - value * open * pull;
+                result.x[j] = store(rstd * (GATE_FIRST ? da * open : weighted * open - value * pull));
+                slope.x[j] = store((GATE_FIRST ? da : weighted) * value * rstd * (sg + g * sg * one_minus_s));
                 dw[p][j] += d * value * rstd * g * sg;
             }
-            pack_write(dx + row * s.V + c, result);
-            if (dz) pack_write(dz + gate_place(s, row) + c, slope);
+            pack_write(dx + safe * s.V + c, result);
+            if (dz) pack_write(dz + gate_place(s, safe) + c, slope);
         });
     }
     if (!lines) return;
@@ -129,21 +142,24 @@ __global__ void __launch_bounds__(NORM_MOST_THREADS)
                 for (int j = 0; j < W; j++) dw[p][j] += strips[j * threads + i];
             __syncthreads();
         }
-        for (int j = 0; j < W && threadIdx.y == 0 && c < s.V; j++) lines[blockIdx.x * s.V + c + j] = dw[p][j];
+        for (int j = 0; j < W && threadIdx.y == 0 && c < s.V; j++)
+            lines[((size_t)blockIdx.x * gridDim.y + blockIdx.y) * s.V + c + j] = dw[p][j];
     }
 }
 
 static void cuda_gated_norm_backward(Stored *dx, Stored *dz, Summed *dw, const Stored *dout, const Stored *x,
                                      const Stored *z, const Stored *w, size_t n, size_t heads, size_t V, size_t stride,
-                                     double eps, Summed *scratch) {
+                                     int gate_first, double eps, Summed *scratch) {
+    const size_t of_w = gate_first ? heads : 1; // heads with weights of their own
     size_t blocks = 0;
-    with_gated_norm(all_aligned(dx, dz, dout, x, z, w), V, stride, [&](auto W, auto P, dim3 threads) {
-        blocks = norm_blocks(n * heads, threads.y);
-        LAUNCH((gated_norm_backward_kernel<W, P>), dim3((unsigned)blocks), threads, 0)
-        ((floatX *)dx, (floatX *)dz, dw ? (float *)scratch : NULL, (const floatX *)dout, (const floatX *)x,
-         (const floatX *)z, (const floatX *)w, gated_shape(n, heads, V, stride, eps));
-    });
-    if (dw) column_sums(dw, (const float *)scratch, blocks, V, V);
+    with_gated_norm(
+        all_aligned(dx, dz, dout, x, z, w), V, stride, gate_first, [&](auto W, auto P, auto FIRST, dim3 threads) {
+            blocks = norm_blocks(n * heads / of_w, threads.y);
+            LAUNCH((gated_norm_backward_kernel<W, P, FIRST>), dim3((unsigned)blocks, (unsigned)of_w), threads, 0)
+            ((floatX *)dx, (floatX *)dz, dw ? (float *)scratch : NULL, (const floatX *)dout, (const floatX *)x,
+             (const floatX *)z, (const floatX *)w, gated_shape(n, heads, V, stride, eps));
+        });
+    if (dw) column_sums(dw, (const float *)scratch, blocks, of_w * V, of_w * V);
 }
 
 #endif

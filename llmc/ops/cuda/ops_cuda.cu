@@ -29,6 +29,7 @@ once per precision and linked to the driver; its object exports the table alone.
 #include "latent.cuh"       // latent attention
 #include "conv.cuh"         // linear attention: the convolution
 #include "delta.cuh"        // linear attention: the gated delta rule
+#include "ssd.cuh"          // linear attention: Mamba-2's rule
 #include "gated_norm.cuh"   // linear attention: the gated norm
 #include "scan.cuh"         // linear attention: states between ranks
 #include "activation.cuh"   // SwiGLU, GeGLU, GELU, clamped SwiGLU

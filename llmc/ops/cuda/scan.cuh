@@ -8,6 +8,7 @@ has COMBINE_ROWS rows of a head's state, so the state before is read K / COMBINE
 
 constexpr size_t COMBINE_ROWS = 8, COMBINE_THREADS = 128;
 
+// K: rows of a head's transfer, 1 for a number
 __global__ void transfer_begin_kernel(float *transfer, size_t K, size_t count) {
     for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += (size_t)gridDim.x * blockDim.x)
         transfer[i] = i / K % K == i % K ? 1.0f : 0.0f;
@@ -15,7 +16,8 @@ __global__ void transfer_begin_kernel(float *transfer, size_t K, size_t count) {
 
 static void cuda_transfer_begin(Summed *transfer, const DeltaShape *shape) {
     const size_t count = delta_transfer_elements(shape);
-    LAUNCH(transfer_begin_kernel, loop_grid(count), LOOP_THREADS, 0)((float *)transfer, shape->K, count);
+    LAUNCH(transfer_begin_kernel, loop_grid(count), LOOP_THREADS, 0)
+    ((float *)transfer, shape->ssd ? 1 : shape->K, count);
 }
 
 __global__ void state_combine_kernel(float *state, const float *transfer, const float *before, size_t K, size_t V,
@@ -34,9 +36,22 @@ __global__ void state_combine_kernel(float *state, const float *transfer, const 
     }
 }
 
+// The same with one number for each head
+__global__ void state_scale_add_kernel(float *state, const float *transfer, const float *before, size_t each,
+                                       size_t count) {
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += (size_t)gridDim.x * blockDim.x)
+        state[i] += transfer[i / each] * before[i];
+}
+
 static void cuda_state_combine(Summed *state, const Summed *transfer, const Summed *before, int back,
                                const DeltaShape *shape) {
     const size_t K = shape->K, tiles = (K + COMBINE_ROWS - 1) / COMBINE_ROWS;
+    if (shape->ssd) {
+        const size_t count = delta_state_elements(shape);
+        LAUNCH(state_scale_add_kernel, loop_grid(count), LOOP_THREADS, 0)
+        ((float *)state, (const float *)transfer, (const float *)before, K * shape->V, count);
+        return;
+    }
     LAUNCH(state_combine_kernel, (unsigned)(shape->HV * tiles), COMBINE_THREADS, 0)
     ((float *)state, (const float *)transfer, (const float *)before, K, shape->V, back ? 1 : K, back ? K : 1);
 }

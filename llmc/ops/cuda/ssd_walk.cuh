@@ -1,0 +1,245 @@
+/*
+Mamba-2's rule (ssd_forward) of op set "cuda", block after block of a span by matrix instructions. It is the gated delta
+rule without its system, so it shares blocks, tiles, gates and walks with delta_walk.cuh. In the notation of
+delta_blocks.cuh, with the step in place of beta and skip the op's D,
+
+    P_ij = (q_i . k_j) decay(i, j) step_j for j <= i        scores
+    out = exp(c) Q S + P v + skip v,  S = exp(c_L) S + K^T (decay(L) step v)
+
+and back, dS the gradient of the state after the block,
+
+    dv = P^T dout + step decay(L) K dS + skip dout,  dS = exp(c_L) dS + Q^T (exp(c) dout)
+
+Queries and values, or keys and dout, arrive during the previous block's update of the state; the other tile arrives
+during the products that need no update.
+*/
+#ifndef LLMC_CUDA_SSD_WALK_CUH
+#define LLMC_CUDA_SSD_WALK_CUH
+#include "delta_walk.cuh"
+
+// Sets the factors of a block's tokens, one thread per token: step, exp(c), and decay(L) step.
+__device__ inline void ssd_factors(BlockFactors *factors, const BlockGates &g) {
+    const unsigned i = threadIdx.x;
+    if (i >= BLOCK) return;
+    const float decay = decay_to(g, i);
+    factors->token[i] = TokenFactors{g.beta[i], 0.0f, decay, decay_between(g, BLOCK - 1, i) * g.beta[i]};
+    if (i == BLOCK - 1) factors->keep = decay;
+}
+
+// Computes the gates, factors and scores of blocks: one thread block per block of tokens and key head, whose product q
+// k^T serves all its value heads. TRANSPOSED: stores scores_back. scores NULL: not wanted
+template <bool TRANSPOSED>
+__global__ void __launch_bounds__(DELTA_THREADS_OF_BLOCK)
+    ssd_blocks_kernel(BlockResults to, DeltaCall d, SpanBlocks blocks) {
+    DYNAMIC_SHARED(floatX, memory); // BLOCKS_BYTES: tiles of q and k; later a head's scores
+    SHARED(BlockGates, g, 1);
+    SHARED(BlockFactors, factors, 1);
+    const unsigned row = threadIdx.x / LANES * 16, group = (unsigned)(d.HV / d.HK);
+    const DeltaBlock block = delta_block(blocks, span_of(blocks, blockIdx.x), blockIdx.x);
+    OperandA *const scores = TRANSPOSED ? to.scores_back : to.scores;
+    float qk[BLOCK / 8][4] = {};
+    if (scores) block_pairs<DELTA_THREADS_OF_BLOCK>(NULL, qk, NULL, memory, d, block, blockIdx.y);
+    for (unsigned head = blockIdx.y * group; head < (blockIdx.y + 1) * group; head++) {
+        const size_t place = blockIdx.x * d.HV + head;
+        __syncthreads(); // tiles, gates and scores of the previous head are free
+        if (threadIdx.x < LANES) block_gates<true>(g, d, block, head);
+        __syncthreads();
+        ssd_factors(factors, *g);
+        if (scores)
+            for_pairs<BLOCK>(qk, [&](unsigned i, unsigned j, float a, float b) {
+                const unsigned token = row + i;
+                a = j <= token ? a * decay_between(*g, token, j) * g->beta[j] : 0.0f;
+                b = j + 1 <= token ? b * decay_between(*g, token, j + 1) * g->beta[j + 1] : 0.0f;
+                split_store_two(memory, PAIR_TILE, token * padded<BLOCK> + j, a, b);
+            });
+        __syncthreads();
+        if (to.gates) floats_store(to.gates + place, g, sizeof(*g) / sizeof(float));
+        floats_store(to.factors + place, factors, sizeof(*factors) / sizeof(float));
+        if (scores) triangle_store<TRANSPOSED>(scores + place * OPERANDS_OF_TRIANGLE, memory);
+    }
+}
+
+// ---- shared memory: keys, queries, rows (v or dout), the state and what is added to it (split), factors --------------
+template <int KP, int COLUMNS> struct SsdTiles {
+    static constexpr unsigned STATE = KP * padded<COLUMNS>, KEYS = BLOCK * padded<KP>;
+    floatX *keys, *queries, *rows, *S, *added;
+    TokenFactors *factors;
+};
+template <int KP, int COLUMNS> constexpr size_t ssd_bytes() {
+    typedef SsdTiles<KP, COLUMNS> Tiles;
+    return (2 * Tiles::KEYS + TOKENS_TILE<COLUMNS> + TERMS * (Tiles::STATE + TOKENS_TILE<COLUMNS>)) * sizeof(floatX) +
+           FACTORS * sizeof(TokenFactors);
+}
+static_assert(WALK_MOST_K == GPU_MOST_SSD_STATE && ssd_bytes<WALK_MOST_K, WARP_COLUMNS>() <= 99 << 10);
+
+template <int KP, int COLUMNS> __device__ inline SsdTiles<KP, COLUMNS> ssd_tiles(floatX *memory) {
+    SsdTiles<KP, COLUMNS> tiles;
+    tiles.keys = memory, tiles.queries = tiles.keys + tiles.KEYS, tiles.rows = tiles.queries + tiles.KEYS;
+    tiles.S = tiles.rows + TOKENS_TILE<COLUMNS>, tiles.added = tiles.S + TERMS * tiles.STATE;
+    tiles.factors = (TokenFactors *)(tiles.added + TERMS * TOKENS_TILE<COLUMNS>);
+    return tiles;
+}
+
+// ---- the walks ------------------------------------------------------------------------------------------------------
+// OUT: computes out. Else saves the state before each block in w.states, unless NULL.
+template <int KP, int COLUMNS, bool OUT>
+__global__ void __launch_bounds__(WALK_THREADS<COLUMNS>, WALK_BLOCKS<COLUMNS>)
+    ssd_walk_kernel(DeltaWalk w, DeltaPairs p, DeltaCall d, SpanBlocks blocks) {
+    constexpr unsigned THREADS = WALK_THREADS<COLUMNS>;
+    DYNAMIC_SHARED(floatX, memory);
+    const SsdTiles<KP, COLUMNS> tiles = ssd_tiles<KP, COLUMNS>(memory);
+    const WalkPlace at = walk_place(d, blocks, COLUMNS, false);
+    const size_t place = state_place(d, w, at.span, at.head) + at.first;
+    const unsigned columns = w.width - at.first;
+    const float skip = OUT ? load(d.D[at.head]) : 0.0f;
+    float whole = 1.0f;
+    WalkState<KP> S = {};
+    if (state_is_there(w, at.span, at.number)) walk_state_read<KP>(S, w.state_in + place, d.K, columns, w.width);
+    walk_state_store<KP, COLUMNS>(S, tiles.S);
+    const auto rows_of = [&](unsigned b) { return (unsigned)(at.span.end - at.span.begin) - b * BLOCK; };
+    const auto x_of = [&](unsigned b) { return d.x + (at.span.row + (size_t)b * BLOCK) * d.channels; };
+    const auto index_of = [&](unsigned b) { return at.index + b * (unsigned)d.HV; };
+    const auto fetch_rows = [&](unsigned b) {
+        if (OUT) rows_fetch<KP, THREADS>(tiles.queries, x_of(b) + at.query, d.channels, rows_of(b), d.K, d.packed);
+        rows_fetch<COLUMNS, THREADS>(tiles.rows, x_of(b) + at.value, d.channels, rows_of(b), columns, p.packed_rows);
+        factors_fetch(tiles.factors, p.factors + index_of(b));
+        fetch_commit();
+    };
+    fetch_rows(0);
+    for (unsigned b = 0; b < at.count; b++) {
+        TriangleRow scores;
+        TokenFactors factors[2];
+        WalkRows out = {};
+        if (OUT) triangle_load<false>(scores, p.scores, index_of(b));
+        fetch_wait<0>();
+        __syncthreads(); // rows have arrived, S is stored, keys are free
+        rows_fetch<KP, THREADS>(tiles.keys, x_of(b) + at.key, d.channels, rows_of(b), d.K, d.packed);
+        fetch_commit();
+        if (!OUT && w.states)
+            walk_save<KP, COLUMNS>(w.states + index_of(b) * TERMS * d.K * w.width + at.first, tiles.S, (unsigned)d.K,
+                                   (unsigned)d.K, columns, w.width);
+        factors_read(factors, tiles.factors);
+        const float keep = tiles.factors[BLOCK].beta; // BlockFactors.keep
+        if (OUT) walk_read<KP, COLUMNS>(out, tiles.queries, NULL, NULL, tiles.S);
+        for_tokens<COLUMNS>(out, factors, [&](unsigned, unsigned to, const TokenFactors &f, float &a, float &b) {
+            const Two two = *(const Two *)(tiles.rows + to);
+            const float v[2] = {load(two.x[0]), load(two.x[1])};
+            split_store_two(tiles.added, TOKENS_TILE<COLUMNS>, to, f.add * v[0], f.add * v[1]);
+            a = a * f.read_q + skip * v[0], b = b * f.read_q + skip * v[1];
+        });
+        if (OUT) triangle_product<false, COLUMNS, true>(out, scores, tiles.rows);
+        fetch_wait<0>();
+        __syncthreads(); // keys have arrived, what is added is stored; queries and rows are free
+        if (b + 1 < at.count) fetch_rows(b + 1);
+        if (OUT)
+            walk_out(w.out + ((at.span.row + (size_t)b * BLOCK) * d.HV + at.head) * d.V + at.first, out, rows_of(b),
+                     columns, (unsigned)(d.HV * d.V), p.packed_rows);
+        for_walk_state<KP>(S, [&](unsigned, unsigned, float &a, float &b) { a *= keep, b *= keep; });
+        walk_state_add<KP, COLUMNS>(S, tiles.keys, tiles.added);
+        walk_state_store<KP, COLUMNS>(S, tiles.S);
+        whole *= keep;
+    }
+    if (w.transfer && !blockIdx.x && !threadIdx.x) w.transfer[at.head] *= whole;
+    if (w.state_out && at.number >= w.first_out) walk_state_write<KP>(w.state_out + place, S, d.K, columns, w.width);
+}
+
+// INPUTS: computes dv in w.out = dx, and saves the gradient of the state after each block in w.states.
+template <int KP, int COLUMNS, bool INPUTS>
+__global__ void __launch_bounds__(WALK_THREADS<COLUMNS>, WALK_BLOCKS<COLUMNS>)
+    ssd_walk_back_kernel(DeltaWalk w, DeltaPairs p, DeltaCall d, SpanBlocks blocks) {
+    constexpr unsigned THREADS = WALK_THREADS<COLUMNS>;
+    DYNAMIC_SHARED(floatX, memory);
+    const SsdTiles<KP, COLUMNS> tiles = ssd_tiles<KP, COLUMNS>(memory);
+    const WalkPlace at = walk_place(d, blocks, COLUMNS, true);
+    const size_t place = at.head * d.K * w.width + at.first;
+    const unsigned columns = w.width - at.first;
+    const float skip = INPUTS ? load(d.D[at.head]) : 0.0f;
+    WalkState<KP> dS = {};
+    if (at.number >= w.first_in && at.number < w.last_in)
+        walk_state_read<KP>(dS, w.state_in + place, d.K, columns, w.width);
+    walk_state_store<KP, COLUMNS>(dS, tiles.S);
+    const size_t tokens = at.span.end - at.span.begin;
+    // block b counts from the end
+    const auto row_of = [&](unsigned b) { return at.span.row + (size_t)(at.count - 1 - b) * BLOCK; };
+    const auto rows_of = [&](unsigned b) { return (unsigned)(at.span.row + tokens - row_of(b)); };
+    const auto index_of = [&](unsigned b) { return at.index - b * (unsigned)d.HV; };
+    const auto fetch_rows = [&](unsigned b) {
+        if (INPUTS)
+            rows_fetch<KP, THREADS>(tiles.keys, d.x + row_of(b) * d.channels + at.key, d.channels, rows_of(b), d.K,
+                                    d.packed);
+        rows_fetch<COLUMNS, THREADS>(tiles.rows, p.dout + (row_of(b) * d.HV + at.head) * d.V + at.first, d.HV * d.V,
+                                     rows_of(b), columns, p.packed_rows);
+        factors_fetch(tiles.factors, p.factors + index_of(b));
+        fetch_commit();
+    };
+    fetch_rows(0);
+    for (unsigned b = 0; b < at.count; b++) {
+        TriangleRow scores;
+        TokenFactors factors[2];
+        WalkRows dv = {};
+        if (INPUTS) triangle_load<true>(scores, p.scores, index_of(b));
+        fetch_wait<0>();
+        __syncthreads(); // dout has arrived, dS is stored, queries are free
+        rows_fetch<KP, THREADS>(tiles.queries, d.x + row_of(b) * d.channels + at.query, d.channels, rows_of(b), d.K,
+                                d.packed);
+        fetch_commit();
+        if (INPUTS)
+            walk_save<KP, COLUMNS>(w.states + index_of(b) * TERMS * d.K * w.width + at.first, tiles.S, (unsigned)d.K,
+                                   (unsigned)d.K, columns, w.width);
+        factors_read(factors, tiles.factors);
+        const float keep = tiles.factors[BLOCK].beta; // BlockFactors.keep
+        if (INPUTS) walk_read<KP, COLUMNS>(dv, tiles.keys, NULL, NULL, tiles.S);
+        for_tokens<COLUMNS>(dv, factors, [&](unsigned, unsigned to, const TokenFactors &f, float &a, float &b) {
+            const Two two = *(const Two *)(tiles.rows + to);
+            const float dout[2] = {load(two.x[0]), load(two.x[1])};
+            split_store_two(tiles.added, TOKENS_TILE<COLUMNS>, to, f.read_q * dout[0], f.read_q * dout[1]);
+            a = a * f.add + skip * dout[0], b = b * f.add + skip * dout[1];
+        });
+        if (INPUTS) triangle_product<true, COLUMNS, true>(dv, scores, tiles.rows);
+        fetch_wait<0>();
+        __syncthreads(); // queries have arrived, what is added is stored; keys and dout are free
+        if (b + 1 < at.count) fetch_rows(b + 1);
+        if (INPUTS)
+            walk_out(w.out + row_of(b) * d.channels + at.value, dv, rows_of(b), columns, (unsigned)d.channels,
+                     p.packed_rows && d.packed);
+        for_walk_state<KP>(dS, [&](unsigned, unsigned, float &a, float &b) { a *= keep, b *= keep; });
+        walk_state_add<KP, COLUMNS>(dS, tiles.queries, tiles.added);
+        walk_state_store<KP, COLUMNS>(dS, tiles.S);
+    }
+    if (!w.state_out || at.number) return;
+    if (at.span.begin == at.span.document) // a document's first state is zero, so its gradient is not needed
+        for_walk_state<KP>(dS, [](unsigned, unsigned, float &a, float &b) { a = b = 0.0f; });
+    walk_state_write<KP>(w.state_out + place, dS, d.K, columns, w.width);
+}
+
+// w.out: wanted are out, or back dv
+template <int KP, int COLUMNS>
+static void ssd_walk_of(const DeltaWalk &w, const DeltaPairs &p, const DeltaCall &d, const SpanBlocks &blocks,
+                        bool back) {
+    const dim3 grid((unsigned)blocks_for(w.width, COLUMNS), (unsigned)d.HV, blocks.count);
+    constexpr size_t BYTES = ssd_bytes<KP, COLUMNS>();
+    const auto run = [&](auto OUT) {
+        if (back)
+            LAUNCH((ssd_walk_back_kernel<KP, COLUMNS, OUT>), grid, WALK_THREADS<COLUMNS>, BYTES)(w, p, d, blocks);
+        else
+            LAUNCH((ssd_walk_kernel<KP, COLUMNS, OUT>), grid, WALK_THREADS<COLUMNS>, BYTES)(w, p, d, blocks);
+    };
+    if (w.out)
+        run(std::true_type());
+    else
+        run(std::false_type());
+}
+
+// Launches a walk like delta_tiled_walk.
+static void ssd_tiled_walk(const DeltaWalk &w, const DeltaPairs &p, const DeltaCall &d, const SpanBlocks &blocks,
+                           bool back) {
+    const size_t wide = blocks_for(w.width, WALK_MOST_COLUMNS) * d.HV * blocks.count;
+    with_walk_size(d.K, [&](auto KP) {
+        if (2 * wide <= multiprocessors() || ssd_bytes<KP, WALK_MOST_COLUMNS>() > walk_limit())
+            ssd_walk_of<KP, WARP_COLUMNS>(w, p, d, blocks, back);
+        else
+            ssd_walk_of<KP, WALK_MOST_COLUMNS>(w, p, d, blocks, back);
+    });
+}
+
+#endif
