@@ -66,10 +66,19 @@ static_assert(SSD_PROJECTED <= PROJECTED && SSD_VALUES <= VALUES);
 
 // The whole chunk belongs to one document, which begins before it.
 static DeltaShape delta_shape(const Span *span) {
-    return {{span, 1, 0, 0}, HK, HV, DK, DV, TAPS, PROJECTED, 0, 0, 0, 0.0, INFINITY};
+    return {.spans = {span, 1, 0, 0}, .HK = HK, .HV = HV, .K = DK, .V = DV, .taps = TAPS, .stride = PROJECTED};
 }
 static DeltaShape ssd_shape(const Span *span) {
-    return {{span, 1, 0, 0}, GROUPS, SSD_HEADS, SSD_K, SSD_V, TAPS, SSD_PROJECTED, 0, 1, 0.001, INFINITY};
+    return {.spans = {span, 1, 0, 0},
+            .HK = GROUPS,
+            .HV = SSD_HEADS,
+            .K = SSD_K,
+            .V = SSD_V,
+            .taps = TAPS,
+            .stride = SSD_PROJECTED,
+            .ssd = 1,
+            .least = 0.001,
+            .most = INFINITY};
 }
 
 // Backward with sums in a fixed order and the smallest workspace, or the largest worth its bytes; then in any order

@@ -69,7 +69,7 @@ template <bool SSD = false> __device__ inline Gate gate_of(const DeltaCall &d, s
     const float z = load(d.a[row * d.stride + head]) + load(d.dt_bias[head]), e = log1pf(expf(-fabsf(z)));
     const float open = z > 0.0f ? z + e : e;
     float one_minus_s;
-    Gate gate = d.beta_most * {};
+    Gate gate = {};
     gate.slope = sigmoid(z, &one_minus_s);
     gate.A = expf(load(d.A_log[head]));
     if constexpr (SSD) {
@@ -78,7 +78,7 @@ template <bool SSD = false> __device__ inline Gate gate_of(const DeltaCall &d, s
         gate.log_decay = -fminf(gate.A * gate.beta, 1e5f); // stays finite
         return gate;
     }
-    gate.beta = sigmoid(load(d.b[row * d.stride + head]), &gate.rest);
+    gate.beta = d.beta_most * sigmoid(load(d.b[row * d.stride + head]), &gate.rest);
     gate.log_decay = -gate.A * open;
     return gate;
 }
