@@ -120,8 +120,8 @@ static size_t parameter_file_elements(const Parameter *p) {
 // Contiguous elements of one layer in a tensor that joins layers: a row of a table, else all
 static size_t joined_run(const Parameter *p) { return p->role == ROLE_EMBEDDING ? p->cols : parameter_elements(p); }
 
-// Returns where the files' tensor has an element of a parameter that is not transposed, and the elements up to the end of
-// the run.
+// Returns where the files' tensor has an element of a parameter that is not transposed, and the elements up to the end
+// of the run.
 static ElementRun file_run(const Parameter *p, size_t element) {
     if (!p->joined) return fused_run(p, element, 1);
     const size_t run = joined_run(p), within = element % run;
