@@ -804,6 +804,8 @@ static void hf_read_convolutions(Config *config, const cJSON *root, const char *
     const cJSON *types = json_get(root, "layer_types"), *list = json_get(root, "full_attn_idxs"), *item;
     const size_t L = config->num_hidden_layers;
     uint64_t l;
+    if (*config->family->layer_types == 's' && json_get(root, "rms_norm_eps")) // its class has both names
+        die("%s: rms_norm_eps is another name of norm_eps here; give norm_eps alone", path);
     if (cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(root, "sliding_window"))) config->sliding_window = 0;
     if (types) hf_read_layer_types(config, types, path), config->given[config_key_find("layer_types")] = 1;
     if (strchr(config->layer_types, 's') && !config->sliding_window)

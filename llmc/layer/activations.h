@@ -27,7 +27,7 @@ struct Activations {
     Summed *lse;                  // [n,NH]     log-sum-exp of the scores
     Stored *gate;                 // [n,NH*HD]  gate of attention's output, or [n,NH]; NULL where the family has none
     Stored *gated;                // [n,NH*HD]  attention_out times the gate; without a gate attention_out
-    Stored *projected;            // [n,E]      linear attention: q | k | v | z | b | a; a convolution alone: its input
+    Stored *projected;            // [n,E]      linear attention: q | k | v | z | b | a; a convolution alone: B | C | x
     Stored *mixed;                // [n,W]      q | k | v after the convolution
     Stored *delta_out;            // [n,HV*DV]  output of the delta rule
     Stored *delta_norm;           // [n,HV*DV]  delta_out after the gated norm; a convolution alone: mixed

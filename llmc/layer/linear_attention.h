@@ -30,7 +30,7 @@ static LayerTensor gate_of_inputs(const Layer *layer) { return layer->shape.line
 
 static DeltaShape visit_delta_shape(const Visit *v) { return delta_shape(v->s, v->c, v->layer->shape.linear); }
 
-// mixed[n,W] = silu(causal convolution of q | k | v). The convolution's last inputs pass on in layer_columns.
+// mixed[n,W] = silu(causal convolution of q | k | v), or C times that of B x. The last inputs pass on in layer_columns.
 static void convolution_forward(const Visit *v, const Activations *a) {
     const StreamBP *s = v->s;
     const LinearShape *d = &v->layer->shape.linear;

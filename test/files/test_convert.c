@@ -307,7 +307,7 @@ TEST(how_windows_and_rope_are_written) {
         {"lfm2", "\"conv_L_cache\": 3,\n"},
         {"lfm2_moe", "\"num_dense_layers\": 2,\n"},
         {"lfm3,num_hidden_layers=5", "    \"conv\",\n    \"sliding_attention\"\n  ]"},
-        {"lfm2", "\"block_auto_adjust_ff_dim\": false,\n"},
+        {"lfm2", "\"block_auto_adjust_ff_dim\": false"},
         {"hunyuan_v1_dense,head_dim=64,rope_type=dynamic,alpha=1000",
          "\"rope_scaling\": {\n    \"rope_type\": \"dynamic\",\n    \"alpha\": 1000.0,\n    \"factor\": 1.0\n  },\n"},
         {"gpt-oss-20b", "\"truncate\": false\n"},

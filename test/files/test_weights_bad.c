@@ -132,6 +132,7 @@ static const Damage changed_texts[] = {
     KEY("lfm3", "rope_type", "\"proportional\"", "\"default\"",
         "of type default is not supported for this family; supported: proportional"),
     KEY("lfm3", "sliding_window", "6", "null", "there is no sliding_window"),
+    KEY("lfm3", "norm_eps", "1e-05", "1e-05, \"rms_norm_eps\": 0.01", "rms_norm_eps is another name of norm_eps here"),
     KEY("lfm2", "conv_bias", "false", "true", "conv_bias is true; it must be false"),
     KEY("lfm2", "conv_L_cache", "3", "9", "conv_L_cache=9 is out of range; give a number from 1 to 8"),
     KEY("lfm2", "norm_eps", "1e-05", "null", "norm_eps is null"),
