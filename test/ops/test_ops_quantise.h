@@ -56,8 +56,7 @@ static void dequantise_case(QuantFormat f, size_t n) {
 // Returns fp8's blocks in matrices [rows, cols]: blocks of 8 x 8 to 128 x 128, a row or a matrix.
 static QuantFormat random_fp8(size_t rows, size_t cols) {
     const size_t side = (size_t)8 << test_random_below(5), kind = test_random_below(4);
-    const size_t lines = kind > 1 ? side : kind;
-    QuantFormat f = {QUANT_FP8, 0, kind > 1 ? side : 0, DTYPE_BF16, {0, 0, lines, DTYPE_FP32, lines, 0}};
+    QuantFormat f = {QUANT_FP8, 0, kind > 1 ? side : 0, DTYPE_BF16, {0, 0, kind > 1 ? side : kind, DTYPE_FP32, 0}};
     return quant_on(f, rows, cols);
 }
 
