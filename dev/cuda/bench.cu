@@ -1,10 +1,10 @@
 /*
 Times every op of the linked op set at the shapes of Qwen3-8B; linear attention at Qwen3.5-9B's, Mamba-2 at
-Nemotron-3 Nano's, heads of 512 at Gemma 4 26B-A4B's, sinks at gpt-oss'. `stream` calls them so for chunks of 4096 tokens of a stream of 32768 (the last
-chunk, which sees all keys) and logits chunks of 2048. Prints one JSON object on stdout, the same as a table on stderr:
-median milliseconds with cold caches, the rate, and its share of a copy's rate or of cuBLASLt's best square product,
-measured in the same run. Bytes are the least an op needs: every input read once, every output written once; a sum that
-is added to is read and written. dev/bench_gpu.sh runs it.
+Nemotron-3 Nano's, heads of 512 at Gemma 4 26B-A4B's, sinks at gpt-oss'. `stream` calls them so for chunks of 4096
+tokens of a stream of 32768 (the last chunk, which sees all keys) and logits chunks of 2048. Prints one JSON object on
+stdout, the same as a table on stderr: median milliseconds with cold caches, the rate, and its share of a copy's rate or
+of cuBLASLt's best square product, measured in the same run. Bytes are the least an op needs: every input read once,
+every output written once; a sum that is added to is read and written. dev/bench_gpu.sh runs it.
 
     bench [REPEATS]
 

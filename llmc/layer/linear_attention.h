@@ -1,8 +1,9 @@
 /*
 Linear attention: Gated DeltaNet (arXiv 2412.06464) or Mamba-2 (arXiv 2405.21060). They differ in the rule that passes a
-state on, and in the order of the projection's columns. A state S, [DK,DV] for each head, joins the chunks of a layer. It
-passes from token to token, and its gradient passes back. Backward needs S before each chunk. S is kept at intervals and
-recomputed between them (stream/linear_memory.h). In a mixer that is a convolution alone, its last inputs are the state.
+state on, and in the order of the projection's columns. A state S, [DK,DV] for each head, joins the chunks of a layer.
+It passes from token to token, and its gradient passes back. Backward needs S before each chunk. S is kept at intervals
+and recomputed between them (stream/linear_memory.h). In a mixer that is a convolution alone, its last inputs are the
+state.
 */
 #ifndef LLMC_LINEAR_ATTENTION_H
 #define LLMC_LINEAR_ATTENTION_H

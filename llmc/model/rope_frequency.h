@@ -75,8 +75,8 @@ enum { ROPE_VECTOR = 32 }; // powers that torch computes at a time with SLEEF (A
 static size_t rope_pairs(const Config *c, int local) { return rotary_width_of(c, local ? FORM_WINDOW : FORM_FULL) / 2; }
 
 // Fills inverse_frequency[rope_pairs]. local: for layers with a window, which may have a base of their own. With
-// proportional positions, full attention's pairs after the rotated share get frequency 0; with latent attention the pairs
-// before it
+// proportional positions, full attention's pairs after the rotated share get frequency 0; with latent attention the
+// pairs before it
 static void rope_frequencies(const Config *c, int local, float *inverse_frequency) {
     const int own = local && c->rope_local_base_freq > 0;
     const double d = (double)c->head_dim, grown = c->rope.type == ROPE_DYNAMIC ? pow(c->rope.alpha, d / (d - 2)) : 1;

@@ -253,8 +253,8 @@ OP(void, sums_add, (Summed *sums, const Stored *in, size_t count), (sums, in, co
 // With slot_tokens 0 only the first span of a call may continue a document, and the state after the last span is
 // stored. out[n,W] = silu(sum over j < taps of weight[W,taps][.,j] x[t - (taps - 1) + j]), x is 0 before a document;
 // columns [slots,taps-1,W]: x of the last tokens before a span. Rows of x are shape->stride apart. With
-// shape->gates a row of x is B | C | x: out = C (sum of weight (B x)), and columns hold B x, rounded. bias[W] is added to
-// the sum, may be NULL
+// shape->gates a row of x is B | C | x: out = C (sum of weight (B x)), and columns hold B x, rounded. bias[W] is added
+// to the sum, may be NULL
 OP(void, conv_forward, (Stored *out, Stored *columns, const Stored *x, const Stored *weight, const Stored *bias,
                         const DeltaShape *shape),
    (out, columns, x, weight, bias, shape),
@@ -265,9 +265,9 @@ OP(void, conv_forward, (Stored *out, Stored *columns, const Stored *x, const Sto
    COUNT(dry_move(delta_rows(shape) * (delta_channels(shape) + conv_width(shape)), STORED)))
 // dx (rows shape->stride apart) overwritten; dweight[W,taps], dbias[W] += (may be NULL). columns: as before forward.
 // dcolumns [taps-1,W]: in, the gradients that later calls have for x of this call's last taps - 1 tokens, 0 if they
-// belong to another document; if the call has fewer rows, the first ones are for tokens before the call. Out, the gradients for
-// the taps - 1 tokens before this call, 0 if the first span begins its document. slot_tokens is 0. With gates
-// dx has the gradients of B | C | x, and dcolumns are gradients of B x
+// belong to another document; if the call has fewer rows, the first ones are for tokens before the call. Out, the
+// gradients for the taps - 1 tokens before this call, 0 if the first span begins its document. slot_tokens is 0. With
+// gates dx has the gradients of B | C | x, and dcolumns are gradients of B x
 OP(void, conv_backward, (Stored *dx, Summed *dweight, Summed *dbias, Summed *dcolumns, const Stored *dout,
                          const Stored *x, const Stored *columns, const Stored *weight, const Stored *bias,
                          const DeltaShape *shape, Summed *scratch),

@@ -1,6 +1,7 @@
 /*
-The causal, depthwise convolution of linear attention, then SiLU or gates (contract in op_list.h). The last taps - 1 inputs of a
-document pass from call to call; their gradients pass back. With y_t the sum at token t and d_t its gradient,
+The causal, depthwise convolution of linear attention, then SiLU or gates (contract in op_list.h). The last taps - 1
+inputs of a document pass from call to call; their gradients pass back. With y_t the sum at token t and d_t its
+gradient,
 
     y_t = sum over j < taps of w_j x[t - (taps - 1) + j]        d_t = dout_t (s(y_t) + y_t s'(y_t))
     dx_t = sum over j < taps of w_j d[t + (taps - 1) - j]       dw_j = sum over t of d_t x[t - (taps - 1) + j]

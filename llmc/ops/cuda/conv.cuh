@@ -1,7 +1,7 @@
 /*
-The causal convolution of linear attention, then SiLU or gates, in op set "cuda". A thread has a pack of channels and walks
-tokens of one span, with the last taps - 1 inputs in registers. It reads CONV_BATCH tokens before it computes the first
-of them. Backward recomputes the convolution's sums. A warp also reads the taps - 1 tokens after its own: their
+The causal convolution of linear attention, then SiLU or gates, in op set "cuda". A thread has a pack of channels and
+walks tokens of one span, with the last taps - 1 inputs in registers. It reads CONV_BATCH tokens before it computes the
+first of them. Backward recomputes the convolution's sums. A warp also reads the taps - 1 tokens after its own: their
 gradients reach its inputs. A block's part of dweight is a line of scratch. Bytes moved per element: forward 2 s;
 backward 3 s, taps - 1 more tokens a warp, lines of dweight.
 */
@@ -151,8 +151,8 @@ __global__ void __launch_bounds__(CONV_THREADS)
                          conv_input<W, GATES>(x, columns, span, span.end - 1, s.taps - 2 - j, c, s));
 }
 
-// Calls launch(W, TAPS, GATES) with constants. With fewer taps than TAPS the first weights are 0. T: type whose full packs
-// give W
+// Calls launch(W, TAPS, GATES) with constants. With fewer taps than TAPS the first weights are 0. T: type whose full
+// packs give W
 template <typename T, typename F> static void with_conv(const DeltaShape *shape, bool aligned, F launch) {
     const bool packed = delta_channels(shape) % full_pack<floatX> == 0 && shape->stride % full_pack<floatX> == 0;
     with_width<T>(aligned && packed, [&](auto W) {
@@ -197,9 +197,9 @@ static void cuda_conv_forward(Stored *out, Stored *columns, const Stored *x, con
 }
 
 // ---- backward -------------------------------------------------------------------------------------------------------
-// Computes d of a token from its inputs `in`. With y the convolution's sum of a token, d = dout silu'(y), or with GATES d =
-// dout C; dgate = dout y. Then dx[t] = sum over later taps of weight d, and dweight[j] += d x. dcolumns: in, gradients of the last inputs from later calls;
-// out, gradients of the inputs before this call
+// Computes d of a token from its inputs `in`. With y the convolution's sum of a token, d = dout silu'(y), or with GATES
+// d = dout C; dgate = dout y. Then dx[t] = sum over later taps of weight d, and dweight[j] += d x. dcolumns: in,
+// gradients of the last inputs from later calls; out, gradients of the inputs before this call
 template <int W, int TAPS, int GATES>
 __device__ inline void conv_slope(float (&d)[W], Pack<floatX, W> &dgate, const Pack<floatX, W> *in,
                                   const ConvWeights<W, TAPS> &weights, const Pack<floatX, W> &dout,
@@ -215,7 +215,8 @@ __device__ inline void conv_slope(float (&d)[W], Pack<floatX, W> &dgate, const P
     }
 }
 
-// Stores the gradient of a token's input in the token's row of dx: as it is, or with GATES as dB and dx. x: its row of x
+// Stores the gradient of a token's input in the token's row of dx: as it is, or with GATES as dB and dx. x: its row of
+// x
 template <int W, int GATES>
 __device__ inline void conv_write(floatX *dx, const floatX *x, const float (&sum)[W], size_t channels) {
     Pack<floatX, W> result;
@@ -229,8 +230,8 @@ __device__ inline void conv_write(floatX *dx, const floatX *x, const float (&sum
     pack_write_whole(dx, result);
 }
 
-// Runs backward. lines, bias_lines: parts of dweight and dbias; NULL: not wanted. last: these spans include the call's last span. A warp takes pieces of
-// CONV_BACK_ROWS tokens.
+// Runs backward. lines, bias_lines: parts of dweight and dbias; NULL: not wanted. last: these spans include the call's
+// last span. A warp takes pieces of CONV_BACK_ROWS tokens.
 template <int W, int TAPS, int GATES>
 __global__ void __launch_bounds__(CONV_WARPS *LANES, TAPS == 4 ? 4 : 1)
     conv_backward_kernel(floatX *dx, float *lines, float *bias_lines, const float *dcolumns, const floatX *dout,

@@ -281,8 +281,8 @@ template <int N, typename F> __device__ inline void for_pairs(float (*c)[4], F f
         for (unsigned e = 0; e < 4; e += 2) f(lane / 4 + e / 2 * 8, n * 8 + lane % 4 * 2, c[n][e], c[n][e + 1]);
 }
 
-// Computes k k^T, unless NULL, and q k^T of a block, 16 rows per warp in four warps, repeated by the next four. Also computes the
-// squares of its rows, keys first, unless NULL. Slices of K pass through tiles of SLICE_TILES elements.
+// Computes k k^T, unless NULL, and q k^T of a block, 16 rows per warp in four warps, repeated by the next four. Also
+// computes the squares of its rows, keys first, unless NULL. Slices of K pass through tiles of SLICE_TILES elements.
 constexpr int SLICE = 64;
 constexpr unsigned SLICE_TILES = 2 * BLOCK * padded<SLICE>;
 

@@ -70,7 +70,8 @@ __device__ inline void keys_bring(floatX *tile, const floatX *x, const Part &p, 
     }
 }
 
-// Computes kk, unless NULL, and qk, a warp's pairs of k k^T and q k^T. tiles: tiles of q and k, whose first slice is in flight
+// Computes kk, unless NULL, and qk, a warp's pairs of k k^T and q k^T. tiles: tiles of q and k, whose first slice is in
+// flight
 template <int KP, typename Part>
 __device__ inline void key_pairs(float (*kk)[4], float (*qk)[4], floatX *tiles, const floatX *q, const floatX *k,
                                  const Part &p) {

@@ -1,7 +1,8 @@
 /*
 The gated norm of linear attention in op set "cuda": out = w xhat silu(z) with xhat = x rsqrt(mean(x^2) + eps) of each
-head. GATE_FIRST (Mamba-2): out = w[heads,V] xhat with xhat of x silu(z). As in norm.cuh blockDim.x threads have a head's packs in registers, P packs each. Backward's blocks walk rows with
-the grid's stride and write their part of dw to a line of scratch. Bytes moved per element: forward 3 s, backward 5 s.
+head. GATE_FIRST (Mamba-2): out = w[heads,V] xhat with xhat of x silu(z). As in norm.cuh blockDim.x threads have a
+head's packs in registers, P packs each. Backward's blocks walk rows with the grid's stride and write their part of dw
+to a line of scratch. Bytes moved per element: forward 3 s, backward 5 s.
 */
 #ifndef LLMC_CUDA_GATED_NORM_CUH
 #define LLMC_CUDA_GATED_NORM_CUH
