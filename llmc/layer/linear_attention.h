@@ -168,8 +168,7 @@ static Activations state_activations(const Visit *v) {
     if (v->s->now.pass == PASS_BACKWARD && keeps(v, LEVEL_PRODUCTS)) {
         make_product(v, &a, IN_QKV_WEIGHT, a.projected, a.norm[0], NULL);
     } else {
-        linear_forward_part(v, linear_part(v, IN_QKV_WEIGHT, IN_QKV_WEIGHT, IN_V_WEIGHT), a.projected, a.norm[0],
-                            NULL);
+        linear_forward_part(v, linear_part(v, IN_QKV_WEIGHT, IN_QKV_WEIGHT, IN_V_WEIGHT), a.projected, a.norm[0], NULL);
         linear_forward_part(v, linear_part(v, IN_QKV_WEIGHT, IN_B_WEIGHT, IN_A_WEIGHT),
                             projected_part(v, a.projected, IN_B_WEIGHT), a.norm[0], NULL); // none without the rule
     }

@@ -107,8 +107,9 @@ static int family_has_linear(const Family *family) { return strchr(family->layer
     "linear_attn.conv1d.weight", "linear_attn.dt_bias", "linear_attn.A_log", "linear_attn.norm.weight",               \
     "linear_attn.out_proj.weight"
 #define OLMO_LINEAR_NAMES "linear_attn.q_proj.weight", "linear_attn.k_proj.weight", "linear_attn.v_proj.weight",       \
-    "linear_attn.g_proj.weight", "linear_attn.b_proj.weight", "linear_attn.a_proj.weight", "linear_attn.conv1d.weight", \
-    "linear_attn.dt_bias", "linear_attn.A_log", "linear_attn.o_norm.weight", "linear_attn.o_proj.weight"
+    "linear_attn.g_proj.weight", "linear_attn.b_proj.weight", "linear_attn.a_proj.weight",                             \
+    "linear_attn.conv1d.weight", "linear_attn.dt_bias", "linear_attn.A_log", "linear_attn.o_norm.weight",              \
+    "linear_attn.o_proj.weight"
 // Argument: the names of QK-norm
 #define ATTENTION_NORM_NAMES(...) "self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight",     \
     "self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias", __VA_ARGS__,                            \

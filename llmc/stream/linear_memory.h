@@ -150,7 +150,14 @@ static Stored *layer_columns(const StreamBP *s, size_t l) {
 // Returns the delta rule's shape for chunk c, or a piece of it. It is valid until the next make_spans. A branch's rows
 // continue a document that began as many tokens before as their position says.
 static DeltaShape delta_shape(const StreamBP *s, Chunk c, LinearShape d) {
-    const DeltaShape shape = {make_spans(s, c, 0, 0), d.HK, d.HV, d.DK, d.DV, d.taps, d.E, s->linear.slot_tokens,
+    const DeltaShape shape = {make_spans(s, c, 0, 0),
+                              d.HK,
+                              d.HV,
+                              d.DK,
+                              d.DV,
+                              d.taps,
+                              d.E,
+                              s->linear.slot_tokens,
                               s->model->config.linear_allow_neg_eigval};
     if (s->now.tree && shape.spans.count)
         s->now.span[0].document -= s->now.batch->depth[document_of(s->now.batch, c.token)];
