@@ -214,6 +214,14 @@ static void hf_hybrid_norm(const Family *family, char name[HF_NAME]) {
             memcpy(name + strlen(name) - strlen(norms[i][0]), norms[i][1], strlen(norms[i][1]) + 1);
 }
 
+// Finds a norm under its name in files.
+static SafeTensor *hf_find_norm(const SafeTensors *list, const Family *family, const char *name) {
+    char other[HF_NAME];
+    snprintf(other, sizeof(other), "%s", name);
+    hf_hybrid_norm(family, other);
+    return safetensors_find(list, other);
+}
+
 // Tells whether files hold the convolution in three tensors: channels of q, of k and of v.
 static int hf_splits_convolution(const Family *family, const Parameter *p) {
     return p->role == ROLE_CONV && family->names.layer[IN_K_WEIGHT];
@@ -556,7 +564,7 @@ static void hf_remark_quantised(WeightSource *source) {
 
 static void hf_open(WeightSource *source, const char *directory) {
     SafeTensors list = {NULL, 0};
-    char prefix[64], file_name[HF_NAME], other[HF_NAME], head[HF_NAME];
+    char prefix[64], file_name[HF_NAME], head[HF_NAME];
     source->format = "Hugging Face directory";
     source->transposed = 1;
     source->config = hf_directory_config(directory, source->remark, sizeof(source->remark));
@@ -579,13 +587,10 @@ static void hf_open(WeightSource *source, const char *directory) {
             split ? hf_piece_name(family, prefix, p, 0, file_name) : hf_tensor_name(family, prefix, p->name, file_name);
         SafeTensor *tensor = i == 0 && source->config.tie_word_embeddings ? hf_find_tied(source, &list, &name, head)
                                                                           : safetensors_find(&list, name);
-        if (!tensor && family->linear_pre_norms) {
-            snprintf(other, sizeof(other), "%s", name);
-            hf_hybrid_norm(family, other);
-            tensor = safetensors_find(&list, other);
-            if (!tensor && hf_take_convolution(source, i, &list, name)) continue;
-        }
-        if (!tensor && (hf_take_mxfp4(source, i, &list, name) || !hf_find(source, &list, name))) continue;
+        if (!tensor) tensor = hf_find_norm(&list, family, name);
+        if (!tensor && (hf_take_convolution(source, i, &list, name) || hf_take_mxfp4(source, i, &list, name) ||
+                        !hf_find(source, &list, name)))
+            continue;
         const QuantType type = hf_quantised_type(&list, name);
         if (hf_is_fp8(tensor)) tensor->type = DTYPE_BF16; // the type of decoded values
         if (type == QUANT_NONE) source_take_tensor(source, i, tensor, "config.json asks", "");

@@ -655,7 +655,7 @@ static int config_has_no_rope(const Config *c) {
     return !strcmp(c->family->layer_types, "ln") && strchr(c->layer_types, 'n');
 }
 
-// Sets the shape of linear attention in OLMo's class, where it follows attention's heads. Refuses mixtures of layers
+// Sets the shape of linear attention where it follows attention's heads, as in OLMo's class. Refuses mixtures of layers
 // that the class refuses.
 static void config_finish_hybrid(Config *c, const char *where, int code) {
     const size_t L = c->num_hidden_layers, linear = layers_of_kind(c, LAYER_LINEAR);

@@ -52,7 +52,7 @@ typedef struct {
     const char *layer_prefix; // with one %zu
     const char *model[MODEL_TENSORS];
     const char *layer[LAYER_TENSORS]; // NULL: absent, or part of the tensor before it
-    const char *expert[3]; // gate, up and down in files with a tensor for each expert, with one %zu; without a gate: up,
+    const char *expert[3]; // gate, up and down in files with a tensor for each expert, with one %zu; without a gate up,
                            // NULL and down
     const char *router;               // the router in files with a tensor for each expert; NULL: as in `layer`
 } TensorNames;
@@ -130,12 +130,11 @@ static int family_has_convolution(const Family *family) { return strchr(family->
     "linear_attn.conv1d.weight", "linear_attn.dt_bias", "linear_attn.A_log", "linear_attn.norm.weight",                \
     "linear_attn.out_proj.weight"
 #define CONVOLUTION_NAMES NULL, "conv.in_proj.weight", NULL, NULL, NULL, NULL, NULL, "conv.conv.weight", NULL, NULL,   \
-    NULL,                                                                                                              \
-    "conv.out_proj.weight"
+    NULL, "conv.out_proj.weight"
 #define OLMO_LINEAR_NAMES NULL, "linear_attn.q_proj.weight", "linear_attn.k_proj.weight", "linear_attn.v_proj.weight", \
     "linear_attn.g_proj.weight", "linear_attn.b_proj.weight", "linear_attn.a_proj.weight",                             \
-    "linear_attn.conv1d.weight",                                                                                       \
-    "linear_attn.dt_bias", "linear_attn.A_log", "linear_attn.o_norm.weight", "linear_attn.o_proj.weight"
+    "linear_attn.conv1d.weight", "linear_attn.dt_bias", "linear_attn.A_log", "linear_attn.o_norm.weight",              \
+    "linear_attn.o_proj.weight"
 // Argument: the names of QK-norm
 #define ATTENTION_NORM_NAMES(...) "self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight",     \
     "self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias", __VA_ARGS__,                            \
