@@ -205,11 +205,11 @@ static int counts_ranges(const Visit *v) {
 static void latent_count(const Visit *v, LatentAttention *x, Spans spans) {
     StreamBP *s = v->s;
     const Range chunks = {v->c.token, (size_t)v->c.times * v->c.n};
-    const LatentsSeen seen = latents_seen(s->now.batch, chunks, v->c.n);
+    const double seen = latents_seen(s->now.batch, chunks, v->c.n);
     const size_t end = v->c.token + v->c.n, count = latent_range(s); // ranks' chunks differ: the most of any
     x->range.begin = max_size(end, count) - count, x->range.count = count;
     const double times = s->memory.walk.chunks / s->memory.walk.layers; // that the visit of c counts now
-    walk_count(&s->memory.walk, s->ops, times / v->c.times * seen.tokens / (double)count);
+    walk_count(&s->memory.walk, s->ops, times / v->c.times * seen / (double)count);
     latents_expand(v, x);
     if (x->dq) latents_fold(v, x);
     walk_count(&s->memory.walk, s->ops, times);
