@@ -139,7 +139,7 @@ static void latents_fold(const Visit *v, const LatentAttention *x) {
     const Shapes *d = &v->layer->shape;
     const Visit of = range_visit(v, x->range);
     const size_t mark = arena_mark(s->arena), token = of.c.token, count = of.c.n * d->KV;
-    Stored *dlatent = push_stored(s, SHARE_WORKSPACE, "gradient of a range's latents", count);
+    Stored *dlatent = push_stored(s, SHARE_WORKSPACE, "gradient of a range's latents", latent_range(s) * d->KV);
     s->ops->latent_fold(x->kv, key_gradient_at(s, VALUES, v->l, token), x->dk, x->dv, of.c.n, d->NH, d->HD,
                         d->shared_key);
     linear_backward(&of, KEY_VALUE_UP, dlatent, x->kv, key_value_at(s, KEYS, v->l, token), 0);
@@ -205,11 +205,11 @@ static int counts_ranges(const Visit *v) {
 static void latent_count(const Visit *v, LatentAttention *x, Spans spans) {
     StreamBP *s = v->s;
     const Range chunks = {v->c.token, (size_t)v->c.times * v->c.n};
-    const LatentsSeen seen = latents_seen(s->now.batch, chunks, v->c.n);
-    const size_t end = v->c.token + v->c.n, count = min_size(latent_range(s), seen.longest);
+    const double seen = latents_seen(s->now.batch, chunks, v->c.n);
+    const size_t end = v->c.token + v->c.n, count = latent_range(s); // ranks' chunks differ: the most of any
     x->range.begin = max_size(end, count) - count, x->range.count = count;
     const double times = s->memory.walk.chunks / s->memory.walk.layers; // that the visit of c counts now
-    walk_count(&s->memory.walk, s->ops, times / v->c.times * seen.tokens / (double)count);
+    walk_count(&s->memory.walk, s->ops, times / v->c.times * seen / (double)count);
     latents_expand(v, x);
     if (x->dq) latents_fold(v, x);
     walk_count(&s->memory.walk, s->ops, times);

@@ -173,7 +173,7 @@ static PassSize pass_size(const RunSettings *settings, const Batch *texts) {
         const size_t chunk = min_size(settings->chunk ? settings->chunk : ops_device->chunk, max_size(longest, 1));
         size.tokens += (double)own.count;
         const int cut = method_has_chunks(settings->method) && settings->method != METHOD_MST;
-        if (config->kv_lora_rank) size.latents += latents_seen(batch, own, cut ? chunk : max_size(longest, 1)).tokens;
+        if (config->kv_lora_rank) size.latents += latents_seen(batch, own, cut ? chunk : max_size(longest, 1));
         size.elements += attention_elements(config, batch, own);
         size.elements_again += again[LAYER_FULL] * range_pairs(batch, own, 0);
         if (again[LAYER_WINDOW] > 0)

@@ -70,20 +70,14 @@ static KeyRange keys_seen(const Batch *batch, size_t token, size_t n) {
     return seen;
 }
 
-// Tokens that the chunks of a range expand: their sum, and the most of a chunk
-typedef struct {
-    double tokens;
-    size_t longest;
-} LatentsSeen;
-
-static LatentsSeen latents_seen(const Batch *batch, Range range, size_t chunk) {
-    LatentsSeen seen = {0, 0};
+// Returns the tokens that the chunks of a range expand.
+static double latents_seen(const Batch *batch, Range range, size_t chunk) {
+    double tokens = 0;
     for (size_t done = 0; done < range.count; done += chunk) {
         const KeyRange keys = keys_seen(batch, range.begin + done, min_size(chunk, range.count - done));
-        seen.tokens += (double)(keys.end - keys.begin);
-        seen.longest = max_size(seen.longest, keys.end - keys.begin);
+        tokens += (double)(keys.end - keys.begin);
     }
-    return seen;
+    return tokens;
 }
 
 // ---- chunks ---------------------------------------------------------------------------------------------------------

@@ -151,7 +151,7 @@ def per_expert(name, *options):
 
 
 for golden in ("llama", "qwen2", "qwen3", "mistral", "gemma3", "gpt2", "ministral3", "smollm3", "olmo3", "phi3", "glm4", "seed_oss",
-               "hunyuan_v1_dense", "ernie4_5", "lfm2", "lfm3"):
+               "hunyuan_v1_dense", "ernie4_5", "lfm2", "lfm3", "glm4_moe_lite"):
     ours_to_theirs(golden)
 ours_to_theirs("llama", "--rslora", "--lora-alpha", "3", "--lora-targets", "q_proj,v_proj,down_proj", "--lora-dropout", "0.1")
 ours_to_theirs("gpt2", "--lora-targets", "c_attn,mlp.c_proj")

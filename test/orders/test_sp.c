@@ -172,7 +172,7 @@ static void expect_sent(const Case *c, const Result *r) {
             const unsigned form = layer_form(config, l);
             const int lends = (form & FORM_LENDS) != 0, borrows = (form & FORM_BORROWS) != 0;
             const Shapes of = shapes_in(&c->tiny.model, form);
-            const double row = 2 * (double)of.KV, again = lends ? 1 : passes; // lent keys stay
+            const double row = (double)(of.KV + of.VV), again = lends ? 1 : passes; // lent keys stay
             if (layer_is_linear(config, l) || form & FORM_NO_MIXER || (borrows && !settings->ring)) continue;
             for (size_t peer = 0; layer_window(config, l) && !borrows && peer < S; peer++) {
                 if (peer == rank) continue;
@@ -180,7 +180,8 @@ static void expect_sent(const Case *c, const Result *r) {
                 gradients += row * (double)(seen_tokens(batch, S, peer, rank, window) * d.summed);
             }
             if (layer_window(config, l)) continue;
-            if (settings->ring) { // forwards every block but the next rank's, and once more with its gradient
+            if (settings->ring &&
+                !of.low) { // ranks gather latents. A ring forwards every block but the next rank's, and once more with its gradient
                 keys += rounds * row * (double)((N - owned_tokens(N, S, (rank + 1) % S)) * d.stored);
                 gradients += row * (double)(N * d.summed);
             } else {

@@ -343,7 +343,7 @@ static void saving_changes_nothing(TinyCase *c, size_t chunk, const Batch *batch
         Q += layer_kind(config, l) <= LAYER_WINDOW ? shapes_in(&c->model, layer_form(config, l)).Q : 0;
     bytes = (N * Q * d.stored + 255) / 256 * 256 + (N * layers * d.NH * d.summed + 255) / 256 * 256;
     const Range all = {0, N};
-    const double expanded = d.low ? latents_seen(&batches[0], all, chunk ? chunk : N).tokens : 0; // latents
+    const double expanded = d.low ? latents_seen(&batches[0], all, chunk ? chunk : N) : 0; // latents
     RunSettings settings = tiny_settings(c, method, chunk, 11);
     settings.backward = 1;
     const Plan without = plan_make(&settings, &batches[0]);
