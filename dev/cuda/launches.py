@@ -162,7 +162,7 @@ PASS = {
         ("conv_forward", "query, key, value", 134e6, 40,
          [Launch("conv_forward_kernel<8, 4>", n // 16 * CHANNELS // 1024, 128, trips={2: 4}, loops=2)]),
         ("conv_backward", "query, key, value", 218e6, 65,
-         [Launch("conv_backward_kernel<4, 4>", n // 128 * CHANNELS // 128, 128, trips={3: 9}, loops=4,
+         [Launch("conv_backward_kernel<4, 4, false>", n // 128 * CHANNELS // 128, 128, trips={3: 9}, loops=4,
                  take=("16 LDG",)),  # gradients of a later call
           column_sums(n // 128, 4 * CHANNELS)]),
         ("delta_forward", "the last chunk", 185e6, 430, [blocks(2, FORWARD), walk("kernel<128, 32, true>", 2)]),
@@ -177,9 +177,9 @@ PASS = {
                                 "4 LDS, 16 STS": 3, "2 LDSM, 8 HMMA": 3},
                   first=("4 LDS", "4 LDG, 4 STG"))]),  # no sums of earlier heads
         ("gated_norm_forward", "value heads", 6 * n * C, 30,
-         [Launch("gated_norm_forward_kernel<8, 1>", n * HV // 16, 256, trips={1: 4, 2: 0, 3: 0, 4: 0}, loops=4)]),
+         [Launch("gated_norm_forward_kernel<8, 1, false>", n * HV // 16, 256, trips={1: 4, 2: 0, 3: 0, 4: 0}, loops=4)]),
         ("gated_norm_backward", "value heads", 10 * n * C, 60,
-         [Launch("gated_norm_backward_kernel<8, 1>", NORM_BLOCKS, 256,
+         [Launch("gated_norm_backward_kernel<8, 1, false>", NORM_BLOCKS, 256,
                  trips={1: 16, 2: 4, 3: 0, 4: 0, 5: 0, 6: 0, 7: 15}, loops=7), column_sums(NORM_BLOCKS, 128)]),
         ("split_heads", "queries and gates", 8 * n * C, None,
          [Launch("split_heads_kernel<8, false>", n * 16 // 8, 256)]),
@@ -299,7 +299,7 @@ def print_table(data, write):
 # Parts of mangled names
 HEAVIEST = ("delta_walk_kernelILi128E", "delta_walk_back_kernelILi128E", "delta_gradient_kernelILi128E",
             "delta_blocks_kernel", "ssd_walk_kernelILi128E", "ssd_walk_back_kernelILi128E", "ssd_gradient_kernelILi128E",
-            "ssd_blocks_kernel", "conv_backward_kernelILi4ELi4E", "norm_backward_kernelILi8ELi4ELb0E",
+            "ssd_blocks_kernel", "conv_backward_kernelILi4ELi4E", "20norm_backward_kernelILi8ELi4ELb0E",
             "logprob_kernelILb0ELb0E", "adamw_8_bits_kernelIf4Bf16Li4E", "attention_dkv_kernelILi128E",
             "ProductTileLi128ELi128ELi64ELi64ELi3E",
             "attention_forward_kernelILi128EXtl5TilesLj64ELj32ELj2EEELb0E", "attention_wide_dkv_kernelILi512E",

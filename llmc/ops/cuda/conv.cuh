@@ -232,16 +232,16 @@ __device__ inline void conv_write(floatX *dx, const floatX *x, const float (&sum
 
 // Runs backward. lines, bias_lines: parts of dweight and dbias; NULL: not wanted. last: these spans include the call's
 // last span. A warp takes pieces of CONV_BACK_ROWS tokens.
-template <int W, int TAPS, int GATES>
+template <int W, int TAPS, int GATES, bool BIASED>
 __global__ void __launch_bounds__(CONV_WARPS *LANES, TAPS == 4 ? 4 : 1)
     conv_backward_kernel(floatX *dx, float *lines, float *bias_lines, const float *dcolumns, const floatX *dout,
                          const floatX *x, const floatX *columns, const floatX *weight, const floatX *bias,
                          SpanBlocks blocks, ConvShape s, bool last) {
-    SHARED(float, parts, CONV_WARPS *(TAPS + 1) * W * LANES);
+    SHARED(float, parts, CONV_WARPS *(TAPS + BIASED) * W * LANES);
     const size_t c = ((size_t)blockIdx.y * LANES + threadIdx.x) * W;
     const unsigned pieces = c < s.channels ? blocks.first[blocks.count] : 0;
     ConvWeights<W, TAPS> weights, dweight = {};
-    if (pieces) conv_weights<W, TAPS>(weights, weight, bias, c, s.taps);
+    if (pieces) conv_weights<W, TAPS>(weights, weight, BIASED ? bias : NULL, c, s.taps);
     for (unsigned piece = blockIdx.x * CONV_WARPS + threadIdx.y; piece < pieces; piece += gridDim.x * CONV_WARPS) {
         const unsigned i_span = span_of(blocks, piece);
         const Span span = blocks.span[i_span];
@@ -279,7 +279,7 @@ __global__ void __launch_bounds__(CONV_WARPS *LANES, TAPS == 4 ? 4 : 1)
                         sums[b + j][i] += d[i] * weights[j][i];
                         if (t + b < end) dweight[j][i] += d[i] * load(in[b + j].x[i]);
                     }
-                for (int i = 0; i < W && t + b < end; i++) dweight[TAPS][i] += d[i];
+                for (int i = 0; i < W && BIASED && t + b < end; i++) dweight[TAPS][i] += d[i];
             }
             if (call_ends && t + CONV_BATCH > span_end) { // the last batch at the end of a span
 #pragma unroll
@@ -300,15 +300,15 @@ __global__ void __launch_bounds__(CONV_WARPS *LANES, TAPS == 4 ? 4 : 1)
     }
     float *const own = parts + (threadIdx.y * LANES + threadIdx.x);
 #pragma unroll
-    for (int j = 0; j <= TAPS; j++)
+    for (int j = 0; j < TAPS + BIASED; j++)
         for (int i = 0; i < W; i++) own[(j * W + i) * CONV_WARPS * LANES] = dweight[j][i];
     __syncthreads();
-    for (int k = threadIdx.y; k < (TAPS + 1) * W && pieces; k += CONV_WARPS) {
+    for (int k = threadIdx.y; k < (TAPS + BIASED) * W && pieces; k += CONV_WARPS) {
         const int back = TAPS - 1 - k / W; // tokens from the weight's input to its output
         const float *const part = parts + k * CONV_WARPS * LANES + threadIdx.x;
         float sum = 0.0f;
         for (unsigned warp = 0; warp < CONV_WARPS; warp++) sum += part[warp * LANES];
-        if (k / W == TAPS && bias_lines) bias_lines[(size_t)blockIdx.x * s.channels + c + k % W] = sum;
+        if (BIASED && k / W == TAPS && bias_lines) bias_lines[(size_t)blockIdx.x * s.channels + c + k % W] = sum;
         if ((unsigned)back < s.taps && lines)
             lines[((size_t)blockIdx.x * s.channels + c + k % W) * s.taps + s.taps - 1 - back] = sum;
     }
@@ -369,10 +369,17 @@ static void cuda_conv_backward(Stored *dx, Summed *dweight, Summed *dbias, Summe
             const unsigned count =
                 (unsigned)min_size(blocks_for(blocks.first[blocks.count], CONV_WARPS), GPU_CONV_LINES);
             float *const bias_lines = dbias ? (float *)scratch + count * sums : NULL;
-            LAUNCH((conv_backward_kernel<W, TAPS, GATES>), conv_grid(count, s.channels, W, LANES),
-                   dim3(LANES, CONV_WARPS), 0)
-            ((floatX *)dx, lines, bias_lines, (const float *)dcolumns, (const floatX *)dout, (const floatX *)x,
-             (const floatX *)columns, (const floatX *)weight, (const floatX *)bias, blocks, s, from == spans.count);
+            const auto run = [&](auto BIASED) {
+                LAUNCH((conv_backward_kernel<W, TAPS, GATES, BIASED>), conv_grid(count, s.channels, W, LANES),
+                   
+                       dim3(LANES, CONV_WARPS), 0)
+                ((floatX *)dx, lines, bias_lines, (const float *)dcolumns, (const floatX *)dout, (const floatX *)x,
+                 (const floatX *)columns, (const floatX *)weight, (const floatX *)bias, blocks, s, from == spans.count);
+            };
+            if (bias)
+                run(std::true_type());
+            else
+                run(std::false_type());
             if (dweight) column_sums(dweight, (const float *)lines, count, sums, sums);
             if (dbias) column_sums(dbias, (const float *)bias_lines, count, s.channels, s.channels);
         }

@@ -33,9 +33,6 @@ static DeltaCall delta_call(const Stored *x, const Stored *b, const Stored *a, c
                      (const floatX *)A_log,
                      (const floatX *)dt_bias,
                      all_aligned(x) && shape->K % W == 0 && channels % W == 0,
-                     0,
-                     shape->HK * shape->K,
-                     2 * shape->HK * shape->K,
                      NULL,
                      0.0f,
                      0.0f};

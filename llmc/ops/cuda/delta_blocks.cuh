@@ -31,9 +31,8 @@ struct DeltaCall {
     size_t HK, HV, K, V, channels, stride, slot_tokens;
     float beta_most; // factor of s(b)
     const floatX *x, *b, *a, *A_log, *dt_bias;
-    bool packed;              // 1: heads of x begin at multiples of 16 bytes
-    size_t query, key, value; // first columns of q, k and v in x
-    const floatX *D;          // Mamba-2 (ssd.cuh), as least and most; its dt is a
+    bool packed;     // 1: heads of x begin at multiples of 16 bytes
+    const floatX *D; // of Mamba-2, as least and most, with dt in place of a
     float least, most;
 };
 
@@ -49,14 +48,17 @@ __device__ inline DeltaBlock delta_block(const SpanBlocks &blocks, unsigned span
     return DeltaBlock{blocks.span[span].row + first, left < BLOCK ? (unsigned)left : BLOCK};
 }
 
+// Rows of x are q, k, v, or with SSD (Mamba-2) v, k, q.
+template <bool SSD = false>
 __device__ inline const floatX *queries_of(const DeltaCall &d, size_t row, size_t key_head) {
-    return d.x + row * d.channels + d.query + key_head * d.K;
+    return d.x + row * d.channels + (SSD ? d.HV * d.V + d.HK * d.K : 0) + key_head * d.K;
 }
-__device__ inline const floatX *keys_of(const DeltaCall &d, size_t row, size_t key_head) {
-    return d.x + row * d.channels + d.key + key_head * d.K;
+template <bool SSD = false> __device__ inline const floatX *keys_of(const DeltaCall &d, size_t row, size_t key_head) {
+    if (SSD) return d.x + row * d.channels + d.HV * d.V + key_head * d.K;
+    return queries_of(d, row, d.HK + key_head);
 }
-__device__ inline const floatX *values_of(const DeltaCall &d, size_t row, size_t head) {
-    return d.x + row * d.channels + d.value + head * d.V;
+template <bool SSD = false> __device__ inline const floatX *values_of(const DeltaCall &d, size_t row, size_t head) {
+    return d.x + row * d.channels + (SSD ? 0 : 2 * d.HK * d.K) + head * d.V;
 }
 
 // ---- gates ----------------------------------------------------------------------------------------------------------
@@ -286,7 +288,7 @@ template <int N, typename F> __device__ inline void for_pairs(float (*c)[4], F f
 constexpr int SLICE = 64;
 constexpr unsigned SLICE_TILES = 2 * BLOCK * padded<SLICE>;
 
-template <unsigned THREADS>
+template <unsigned THREADS, bool SSD = false>
 __device__ inline void block_pairs(float (*kk)[4], float (*qk)[4], float *squares, floatX *tiles, const DeltaCall &d,
                                    DeltaBlock block, size_t key_head) {
     floatX *const tk = tiles, *const tq = tiles + BLOCK * padded<SLICE>;
@@ -294,8 +296,9 @@ __device__ inline void block_pairs(float (*kk)[4], float (*qk)[4], float *square
     for (size_t slice = 0; slice < d.K; slice += SLICE) {
         const size_t left = d.K - slice;
         __syncthreads(); // waits until the tiles are free
-        rows_fetch<SLICE, THREADS>(tk, keys_of(d, block.row, key_head) + slice, d.channels, block.rows, left, d.packed);
-        rows_fetch<SLICE, THREADS>(tq, queries_of(d, block.row, key_head) + slice, d.channels, block.rows, left,
+        rows_fetch<SLICE, THREADS>(tk, keys_of<SSD>(d, block.row, key_head) + slice, d.channels, block.rows, left,
+                                   d.packed);
+        rows_fetch<SLICE, THREADS>(tq, queries_of<SSD>(d, block.row, key_head) + slice, d.channels, block.rows, left,
                                    d.packed);
         fetch_commit();
         fetch_wait<0>();

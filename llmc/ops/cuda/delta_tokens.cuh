@@ -54,7 +54,7 @@ __device__ inline DeltaProducts token_load(DeltaToken *token, const DeltaCall &d
     const unsigned i = threadIdx.y * LANES + threadIdx.x;
     float sums[3] = {};
     if (i < d.K) {
-        const float q = load(queries_of(d, row, key_head)[i]), k = load(keys_of(d, row, key_head)[i]);
+        const float q = load(queries_of<SSD>(d, row, key_head)[i]), k = load(keys_of<SSD>(d, row, key_head)[i]);
         token->q[i] = q, token->k[i] = k;
         sums[0] = q * q, sums[1] = k * k, sums[2] = q * k;
     }
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(DELTA_TOKEN_THREADS)
         });
         with_k[self] = along_k, with_q[self] = along_q;
         __syncthreads();
-        const float v = w.values && inside ? load(values_of(d, row, head)[column]) : 0.0f;
+        const float v = w.values && inside ? load(values_of<SSD>(d, row, head)[column]) : 0.0f;
         const float u = gate.beta * (SSD ? v : v - p.key * column_total(with_k));
         for_state([&](size_t k, float &s) { s += p.key * token->k[k] * u; });
         if (threadIdx.y || !inside) continue;

@@ -244,20 +244,18 @@ struct WalkPlace {
     unsigned head, first;
     unsigned key, query, value; // first columns of q, k and v in x
 };
+template <bool SSD = false>
 __device__ inline WalkPlace walk_place(const DeltaCall &d, const SpanBlocks &blocks, unsigned columns, bool back) {
     const unsigned number = blockIdx.z, begin = blocks.first[number], count = blocks.first[number + 1] - begin;
     const unsigned HK = (unsigned)d.HK, HV = (unsigned)d.HV, K = (unsigned)d.K, V = (unsigned)d.V;
-    const unsigned head = blockIdx.y, first = blockIdx.x * columns, key = head / (HV / HK) * K;
+    const unsigned head = blockIdx.y, first = blockIdx.x * columns, query = head / (HV / HK) * K;
     const unsigned index = (begin + (back ? count - 1 : 0)) * HV + head;
-    return WalkPlace{blocks.span[number],
-                     number,
-                     count,
-                     index,
-                     head,
-                     first,
-                     (unsigned)d.key + key,
-                     (unsigned)d.query + key,
-                     (unsigned)d.value + head * V + first};
+    if (SSD) {
+        const unsigned key = HV * V + query;
+        return WalkPlace{blocks.span[number], number, count, index, head, first, key, key + HK * K, head * V + first};
+    }
+    return WalkPlace{blocks.span[number],          number, count, index, head, first, query + HK * K, query,
+                     2 * HK * K + head * V + first};
 }
 
 template <int KP, int COLUMNS, bool OUT>

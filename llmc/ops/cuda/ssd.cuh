@@ -12,7 +12,6 @@ at once (ssd_gradient.cuh). Segments, and the states at their borders, are the g
 static DeltaCall ssd_call(const Stored *x, const Stored *dt, const Stored *A_log, const Stored *D,
                           const Stored *dt_bias, const DeltaShape *shape) {
     DeltaCall d = delta_call(x, NULL, dt, A_log, dt_bias, shape);
-    d.value = 0, d.key = d.HV * d.V, d.query = d.key + d.HK * d.K;
     d.D = (const floatX *)D, d.least = (float)shape->least, d.most = (float)shape->most;
     d.packed = d.packed && d.V % full_pack<floatX> == 0;
     return d;

@@ -58,7 +58,7 @@ __device__ inline void ssd_strip_bring(floatX *strip, BlockGates *gates, const S
     constexpr unsigned C = STRIP<KP>, STATES = TERMS * STATE_STRIP<KP>;
     floatX *const values = strip + TOKEN_STRIP<KP>, *const S = values + TOKEN_STRIP<KP>;
     const size_t place = (size_t)blockIdx.x * p.HV + head, states = place * TERMS * p.K * p.V + v;
-    const floatX *const from = values_of(d, p.block.row, head) + v;
+    const floatX *const from = values_of<true>(d, p.block.row, head) + v;
     const floatX *const dout = G.dout + (p.block.row * p.HV + head) * p.V + v;
     const unsigned left = p.V - v, rows = p.block.rows;
     const auto at = [](unsigned row, unsigned column) { return strip_place<C>(row, column); };
@@ -248,8 +248,8 @@ __global__ void __launch_bounds__(GRADIENT_THREADS) ssd_gradient_kernel(SsdGradi
     DYNAMIC_SHARED(floatX, memory);
     SHARED(SsdShared, shared, 1);
     const GradientPart<PACKED> p = gradient_part<PACKED>(d, blocks, KP / KEY_COLUMNS<KP>);
-    const auto q = [&] { return queries_of(d, computed_here((unsigned)p.block.row), p.key_head); };
-    const auto k = [&] { return keys_of(d, computed_here((unsigned)p.block.row), p.key_head); };
+    const floatX *const q = queries_of<true>(d, p.block.row, p.key_head), *const k =
+                                                                              keys_of<true>(d, p.block.row, p.key_head);
     const unsigned first = p.key_head * p.group_heads, end = first + p.group_heads;
     const bool steps_warp = p.row == 0 && p.group == COLUMN_GROUPS - 1; // a warp without pairs
     unsigned next = first, next_v = 0, stage = G.stages - 1;            // next strip to fetch; buffer of this strip
@@ -264,10 +264,10 @@ __global__ void __launch_bounds__(GRADIENT_THREADS) ssd_gradient_kernel(SsdGradi
     SsdSums<KP> sums = {};
     float qk[PAIR_COLUMNS / 8][4] = {};
     floatX *const tiles = memory + (G.stages - 1) * SSD_STRIP<KP>;
-    keys_bring<KP>(tiles, q(), p, 0), keys_bring<KP>(tiles + KEY_TILE<KP>, k(), p, 0);
+    keys_bring<KP>(tiles, q, p, 0), keys_bring<KP>(tiles + KEY_TILE<KP>, k, p, 0);
     fetch_commit();
     if (G.stages == 2) bring(0);
-    key_pairs<KP>(NULL, qk, tiles, q(), k(), p);
+    key_pairs<KP>(NULL, qk, tiles, q, k, p);
     for (unsigned head = first; head < end; head++) {
         const BlockGates &g = shared->gates[head % 2];
         SsdResults<KP> r = {};
@@ -288,7 +288,7 @@ __global__ void __launch_bounds__(GRADIENT_THREADS) ssd_gradient_kernel(SsdGradi
         float *const across = (float *)strip;
         __syncthreads(); // from here on the strip holds the pairs
         if (p.pairs) ssd_pairs(across, shared->dskip, sums.scores, r.dP, qk, g, here);
-        ssd_states<KP>(sums, r, *shared, g, q(), k(), here);
+        ssd_states<KP>(sums, r, *shared, g, q, k, here);
         __syncthreads();
         float total[2], column[2] = {};
         pairs_across(total, across, here, g.beta, column);
@@ -298,10 +298,9 @@ __global__ void __launch_bounds__(GRADIENT_THREADS) ssd_gradient_kernel(SsdGradi
         if (steps_warp) ssd_steps_store(G, d, *shared, g, head, here);
     }
     __syncthreads(); // the pairs are read
-    ssd_pair_products<KP>(sums, memory, q(), k(), p);
-    floatX *const dx = G.dx + p.block.row * d.channels + p.key_head * p.K;
-    ssd_keys_store<KP>(dx + d.query, sums.dq, p);
-    ssd_keys_store<KP>(dx + d.key, sums.dk, p);
+    ssd_pair_products<KP>(sums, memory, q, k, p);
+    ssd_keys_store<KP>(G.dx + (q - d.x), sums.dq, p);
+    ssd_keys_store<KP>(G.dx + (k - d.x), sums.dk, p);
 }
 
 template <int KP, bool PACKED>

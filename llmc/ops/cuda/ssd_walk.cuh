@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(DELTA_THREADS_OF_BLOCK)
     const DeltaBlock block = delta_block(blocks, span_of(blocks, blockIdx.x), blockIdx.x);
     OperandA *const scores = TRANSPOSED ? to.scores_back : to.scores;
     float qk[BLOCK / 8][4] = {};
-    if (scores) block_pairs<DELTA_THREADS_OF_BLOCK>(NULL, qk, NULL, memory, d, block, blockIdx.y);
+    if (scores) block_pairs<DELTA_THREADS_OF_BLOCK, true>(NULL, qk, NULL, memory, d, block, blockIdx.y);
     for (unsigned head = blockIdx.y * group; head < (blockIdx.y + 1) * group; head++) {
         const size_t place = blockIdx.x * d.HV + head;
         __syncthreads(); // tiles, gates and scores of the previous head are free
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(WALK_THREADS<COLUMNS>, WALK_BLOCKS<COLUMNS>)
     constexpr unsigned THREADS = WALK_THREADS<COLUMNS>;
     DYNAMIC_SHARED(floatX, memory);
     const SsdTiles<KP, COLUMNS> tiles = ssd_tiles<KP, COLUMNS>(memory);
-    const WalkPlace at = walk_place(d, blocks, COLUMNS, false);
+    const WalkPlace at = walk_place<true>(d, blocks, COLUMNS, false);
     const size_t place = state_place(d, w, at.span, at.head) + at.first;
     const unsigned columns = w.width - at.first;
     const float skip = OUT ? load(d.D[at.head]) : 0.0f;
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(WALK_THREADS<COLUMNS>, WALK_BLOCKS<COLUMNS>)
     constexpr unsigned THREADS = WALK_THREADS<COLUMNS>;
     DYNAMIC_SHARED(floatX, memory);
     const SsdTiles<KP, COLUMNS> tiles = ssd_tiles<KP, COLUMNS>(memory);
-    const WalkPlace at = walk_place(d, blocks, COLUMNS, true);
+    const WalkPlace at = walk_place<true>(d, blocks, COLUMNS, true);
     const size_t place = at.head * d.K * w.width + at.first;
     const unsigned columns = w.width - at.first;
     const float skip = INPUTS ? load(d.D[at.head]) : 0.0f;
