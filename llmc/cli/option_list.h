@@ -304,7 +304,8 @@ CHOICE(ConvertTo, to, "to", "auto", CONVERT_AUTO, CONVERT_FP8, SHORT(ON(CONVERT)
        "auto|flat|hf|text|llmc|nf4|fp4|mxfp4|fp8",
        "format to write; flat: a flat .bin; hf: a Hugging Face folder; text: a Hugging Face folder without the "
        "parts for images; llmc: llm.c's GPT-2 .bin; nf4, fp4: a Hugging Face folder in 4 bits, experts unchanged; "
-       "mxfp4: gpt-oss's format, only experts; fp8: e4m3 as transformers, an FP8 folder as it is; auto: flat if --out ends in .bin, else hf")
+       "mxfp4: gpt-oss's format, only experts; fp8: e4m3 as transformers, an FP8 folder as it is; auto: "
+       "flat if --out ends in .bin, else hf")
 FLAG(overwrite, "overwrite", SHORT(ON(LOGPROBS) | ON(CONVERT)) | ON(TRAIN) | ON(BP),
      "replace an existing --out or --grads-out, never an input; train: the old run stays until the first checkpoint")
 TEXT(like, "like", NULL, SHORT(ON(CONVERT)), "DIR",

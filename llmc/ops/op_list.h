@@ -237,7 +237,8 @@ OP(void, gate_backward, (Stored *dx, Stored *dgate, const Stored *dout, const St
 OP(void, latent_expand, (Stored *k, Stored *v, const Stored *kv, const Stored *shared, size_t n, size_t heads,
                          size_t HD, size_t R), (k, v, kv, shared, n, heads, HD, R),
    TENSOR(k, n * heads * HD, STORED) TENSOR(v, n * heads * HD, STORED)
-   TENSOR(kv, n * heads * (2 * HD - R), STORED) TENSOR(shared, n * R, STORED) COUNT(dry_move(4 * n * heads * HD, STORED)))
+   TENSOR(kv, n * heads * (2 * HD - R), STORED) TENSOR(shared, n * R, STORED)
+   COUNT(dry_move(4 * n * heads * HD, STORED)))
 // its backward: dkv = dk, dv, rounded; dshared[n,R] += the sum over heads
 OP(void, latent_fold, (Stored *dkv, Summed *dshared, const Summed *dk, const Summed *dv, size_t n, size_t heads,
                        size_t HD, size_t R), (dkv, dshared, dk, dv, n, heads, HD, R),

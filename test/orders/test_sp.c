@@ -180,8 +180,8 @@ static void expect_sent(const Case *c, const Result *r) {
                 gradients += row * (double)(seen_tokens(batch, S, peer, rank, window) * d.summed);
             }
             if (layer_window(config, l)) continue;
-            if (settings->ring &&
-                !of.low) { // ranks gather latents. A ring forwards every block but the next rank's, and once more with its gradient
+            // Ranks gather latents. A ring forwards every block but the next rank's, and once more with its gradient
+            if (settings->ring && !of.low) {
                 keys += rounds * row * (double)((N - owned_tokens(N, S, (rank + 1) % S)) * d.stored);
                 gradients += row * (double)(N * d.summed);
             } else {

@@ -65,7 +65,7 @@ __global__ void clamped_backward_kernel(floatX *din, const floatX *dout, const f
     }
 }
 
-// ---- out = silu(gate) * up, or gelu(gate) * up, or without `up` gelu(in) or max(in, 0)^2 --------------------------------------------
+// ---- out = silu(gate) * up, or gelu(gate) * up, or without `up` gelu(in) or max(in, 0)^2 ----------------------------
 template <int KIND> __device__ inline float activated(float g) {
     float one_minus_s;
     if (KIND == ACTIVATION_RELU2) return g < 0.0f ? 0.0f : g * g; // a NaN stays NaN

@@ -371,7 +371,7 @@ static void cuda_conv_backward(Stored *dx, Summed *dweight, Summed *dbias, Summe
             float *const bias_lines = dbias ? (float *)scratch + count * sums : NULL;
             const auto run = [&](auto BIASED) {
                 LAUNCH((conv_backward_kernel<W, TAPS, GATES, BIASED>), conv_grid(count, s.channels, W, LANES),
-                   
+
                        dim3(LANES, CONV_WARPS), 0)
                 ((floatX *)dx, lines, bias_lines, (const float *)dcolumns, (const floatX *)dout, (const floatX *)x,
                  (const floatX *)columns, (const floatX *)weight, (const floatX *)bias, blocks, s, from == spans.count);

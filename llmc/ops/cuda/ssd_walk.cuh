@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(DELTA_THREADS_OF_BLOCK)
     }
 }
 
-// ---- shared memory: keys, queries, rows (v or dout), the state and what is added to it (split), factors --------------
+// ---- shared memory: keys, queries, rows (v or dout), the state and what is added to it (split), factors -------------
 template <int KP, int COLUMNS> struct SsdTiles {
     static constexpr unsigned STATE = KP * padded<COLUMNS>, KEYS = BLOCK * padded<KP>;
     floatX *keys, *queries, *rows, *S, *added;
