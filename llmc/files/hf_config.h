@@ -488,12 +488,14 @@ static void hf_read_rope_object(Config *config, const cJSON *rope, const char *n
     char value[64];
     const cJSON *type = hf_check_rope(config, rope, name, path);
     hf_take_once(&found->theta, rope, "rope_theta", name, path);
-    hf_take_once(&found->rotated, rope, "partial_rotary_factor", name, path);
+    const int whole = family_has_convolution(config->family) && config->family->proportional; // or default: LFM3
+    if (!whole || !type || !json_is(type, "default")) // LFM3's class ignores the factor of default positions
+        hf_take_once(&found->rotated, rope, "partial_rotary_factor", name, path);
     if (!type && json_get(rope, "factor"))
         die("%s: %s has a factor but no rope_type; give both or neither", path, name);
     if (!type) return;
     const int scales = family_has_key(config->family, "rope_type"), alpha = family_has_key(config->family, "alpha");
-    const char *plain = config->family->proportional ? "proportional" : "default";
+    const char *plain = whole ? "proportional|default" : config->family->proportional ? "proportional" : "default";
     if (!cJSON_IsString(type) || (!text_is_one_of(type->valuestring, scales ? "default|linear|llama3|yarn" : plain) &&
                                   !(alpha && json_is(type, "dynamic"))))
         die("%s: %s of type %s is not supported%s; supported: %s", path, name,

@@ -129,8 +129,9 @@ static const Damage changed_texts[] = {
     KEY("muse_glimmer", "hidden_activation", "\"silu\"", "\"gelu\"", "hidden_activation is gelu; it must be silu"),
     KEY("lfm2_moe", "use_expert_bias", "true", "false", "use_expert_bias is false; it must be true"),
     KEY("lfm3", "use_attention_gate", "true", "false", "use_attention_gate is false; it must be true"),
-    KEY("lfm3", "rope_type", "\"proportional\"", "\"default\"",
-        "of type default is not supported for this family; supported: proportional"),
+    KEY("lfm3", "rope_type", "\"proportional\"", "\"default\"", NULL), // its partial_rotary_factor does not count
+    KEY("lfm3", "rope_type", "\"proportional\"", "\"linear\"",
+        "of type linear is not supported for this family; supported: proportional|default"),
     KEY("lfm3", "sliding_window", "6", "null", "there is no sliding_window"),
     KEY("lfm3", "norm_eps", "1e-05", "1e-05, \"rms_norm_eps\": 0.01", "rms_norm_eps is another name of norm_eps here"),
     KEY("lfm2", "conv_bias", "false", "true", "conv_bias is true; it must be false"),

@@ -255,7 +255,8 @@ def lfm3(r):
     s = sizes(r)
     layers, s["norm_eps"] = s["num_hidden_layers"], s.pop("rms_norm_eps")
     types = [None, [r.choice(["conv", "full_attention", "sliding_attention"]) for _ in range(layers)]]
-    rope = dict(full_attention=dict(rope_type="proportional", rope_theta=r.choice([1e4, 1e6]), partial_rotary_factor=r.choice([0.25, 0.5, 1.0])),
+    rope = dict(full_attention=dict(rope_type=r.choice(["proportional", "proportional", "default"]), rope_theta=r.choice([1e4, 1e6]),
+                                    partial_rotary_factor=r.choice([0.25, 0.5, 1.0])),
                 sliding_attention=dict(rope_type="default", rope_theta=r.choice([1e3, 1e4])))
     return Lfm3Config(**s, layer_types=r.choice(types), sliding_window=r.randrange(1, 30), conv_L_cache=r.randrange(1, 9),
                       rope_parameters=rope, attention_bias=r.random() < 0.3)
