@@ -242,17 +242,18 @@ static size_t choices_thin(Choice *choices, size_t count) {
     return kept;
 }
 
-// Returns the longest documents, B per sequence, that some candidate fits. A larger chunk, kept attention outputs or
-// --update forward never make longer documents fit.
+// Returns the longest documents, B per sequence, that some candidate fits. Kept attention outputs or --update forward
+// never make longer documents fit. Nor does a larger chunk, except where each chunk keeps states of linear attention.
 static size_t search_longest(const Search *search, size_t B) {
     Search least = *search;
     Candidates all = candidates_make(&least);
     size_t longest = 0;
     if (least.keep) least.keep = 0, least.open.keep.level = LEVEL_NONE;
     if (least.defers) least.defers = least.open.defers = 0;
-    for (size_t i = 0; i < all.count && least.chunk; i++)
+    const int states = layers_of_kind(&search->open.model->config, LAYER_LINEAR) > 0;
+    for (size_t i = 0; i < all.count && least.chunk && !states; i++)
         least.open.chunk = min_size(least.open.chunk, (size_t)all.candidate[i].chunk);
-    least.chunk = 0;
+    least.chunk = states && least.chunk;
     free(all.candidate);
     all = candidates_make(&least);
     for (size_t i = all.count; i-- > 0;) { // candidates that leave most of the device free come first
