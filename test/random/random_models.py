@@ -494,7 +494,7 @@ def small_model(folder):
             mean = -2 if name.endswith("A_log") else float(one)
             noise = (0.15 if parameter.ndim == 1 else 0.25) * torch.randn(parameter.shape)
             parameter.copy_((mean + noise).float())
-    weights = {name.replace(".g_proj.", ".gate_proj."): p.detach().float().contiguous() for name, p in model.named_parameters()}
+    weights = {name.replace("self_attn.g_proj.", "self_attn.gate_proj."): p.detach().float().contiguous() for name, p in model.named_parameters()}
     weights |= {name: b.float() for name, b in model.named_buffers() if name.endswith(("e_score_correction_bias", "layer_scalar", "expert_bias"))}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return model
