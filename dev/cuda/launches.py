@@ -225,7 +225,7 @@ PASS = {
         ("dequantise", "a layer in mxfp4", 2.53125 * LAYER, None,
          [elements("dequantise_kernel<(DType)1, true>", LAYER, 8, trips={1: packs(LAYER, 8), 2: 0}, loops=2)]),
         ("attention_forward", "heads of 512", 4 * n * WIDE_HEADS * 512, 2048 * WIDE_HEADS * PAIRS / 250e6,
-         [wide(WIDE % ("", "2, 32, 1", ", false, false"), 64, 32, 5, 3, (*NO_EDGE, "128 others"))]),
+         [wide(WIDE % ("", "2, 32, 1", ", false"), 64, 32, 5, 3, (*NO_EDGE, "128 others"))]),
         ("attention_backward", "heads of 512", 8 * n * WIDE_HEADS * 512, 5120 * WIDE_HEADS * PAIRS / (145e6 * 0.76),
          [wide(WIDE % ("dq_", "4, 32, 1", ", false"), 32, 32, 5, 3, NO_EDGE),
           wide(WIDE % ("dkv_", "2, 16, 2", ""), 32, 16, 6, 4, ("18 others",))]),
@@ -324,7 +324,8 @@ def print_table(data, write):
 # Parts of mangled names
 HEAVIEST = ("delta_walk_kernelILi128E", "delta_walk_back_kernelILi128E", "delta_gradient_kernelILi128E",
             "delta_blocks_kernel", "ssd_walk_kernelILi128E", "ssd_walk_back_kernelILi128E",
-            "ssd_gradient_kernelILi128E", "ssd_blocks_kernel", "conv_backward_kernelILi4ELi4E", "20norm_backward_kernelILi8ELi4ELb0E",
+            "ssd_gradient_kernelILi128E", "ssd_blocks_kernel", "conv_backward_kernelILi4ELi4E",
+            "20norm_backward_kernelILi8ELi4ELb0E",
             "logprob_kernelILb0ELb0E", "adamw_8_bits_kernelIf4Bf16Li4E", "attention_dkv_kernelILi128E",
             "ProductTileLi128ELi128ELi64ELi64ELi3E",
             "attention_forward_kernelILi128EXtl5TilesLj64ELj32ELj2EEELb0E", "attention_wide_dkv_kernelILi512E",
