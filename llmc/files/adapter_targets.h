@@ -211,7 +211,8 @@ static int adapter_has_stack(const SafeTensors *list, const char *experts, const
     if (adapter_find_tensor(list, inner, "lora_A.weight") || adapter_find_tensor(list, inner, "lora_B.weight"))
         return !down || a || b;
     if (!a && !b) return 0;
-    return down == ((a && a->shape[1] != c->hidden_size) || (b && b->shape[0] != expert_parts(c->family) * c->moe_intermediate_size));
+    const size_t first = expert_parts(c->family) * c->moe_intermediate_size; // rows of B of the first stack
+    return down == ((a && a->shape[1] != c->hidden_size) || (b && b->shape[0] != first));
 }
 
 // Tells whether a module has an adapter. The keys decide; with a file, the file's tensors decide, and keys that name

@@ -243,7 +243,6 @@ static size_t hf_renamed_at(const Family *family, const char *key) {
     return i;
 }
 
-// ---- reading -----------------------------------------------------------------------------------------------------------
 // Sets a key from the file's value, under its common or original name.
 static void hf_set(Config *config, const char *name, const cJSON *item, const char *path) {
     const int is_bool = config_keys[config_key_find(name)].kind == KEY_BOOL;

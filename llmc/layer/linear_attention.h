@@ -1,6 +1,6 @@
 /*
-Linear attention: Gated DeltaNet (arXiv 2412.06464) or Mamba-2 (arXiv 2405.21060), which differ in the rule that passes
-a state on, and in the order of the projection's columns. A state S, [DK,DV] for each head, joins the chunks of a layer: it
+Linear attention: Gated DeltaNet (arXiv 2412.06464) or Mamba-2 (arXiv 2405.21060). They differ in the rule that passes a
+state on, and in the order of the projection's columns. A state S, [DK,DV] for each head, joins the chunks of a layer. It
 passes from token to token, and its gradient passes back. Backward needs S before each chunk. S is kept at intervals and
 recomputed between them (stream/linear_memory.h). In a mixer that is a convolution alone, its last inputs are the state.
 */
@@ -119,8 +119,8 @@ static size_t rule_backward_scratch(const Visit *v) {
     return shape.ssd ? v->s->ops->ssd_backward_scratch(&shape) : v->s->ops->delta_backward_scratch(&shape);
 }
 
-// Runs the rule backward: dx, dprojected and, with dx NULL, dstate alone as delta_backward of ops.h. x, projected, dout:
-// of the piece of shape's spans
+// Runs the rule backward over the spans of `shape`. dx NULL: computes only the state's gradient. dx, dprojected, dout,
+// x, projected: rows of these spans
 static void rule_backward(const Visit *v, const DeltaShape *shape, Stored *dx, Stored *dprojected, const Stored *dout,
                           const Stored *x, Stored *projected, const Summed *state, Summed *scratch) {
     const StreamBP *s = v->s;

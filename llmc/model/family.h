@@ -51,8 +51,8 @@ typedef struct {
     const char *layer_prefix; // with one %zu
     const char *model[MODEL_TENSORS];
     const char *layer[LAYER_TENSORS]; // NULL: absent, or part of the tensor before it
-    const char *expert[3];            // gate, up and down in files with a tensor for each expert, with one %zu; without a
-                                      // gate up, NULL and down
+    const char *expert[3];            // gate, up and down in files with a tensor for each expert, with one %zu; without
+                                      // a gate: up, NULL and down
     const char *router;               // the router in files with a tensor for each expert; NULL: as in `layer`
 } TensorNames;
 
@@ -111,10 +111,10 @@ static size_t expert_parts(const Family *family) { return activation_width(famil
 
 // clang-format off
 #define NO_LINEAR_NAMES NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
-#define LINEAR_NAMES NULL, "linear_attn.in_proj_qkv.weight", "linear_attn.in_proj_z.weight",                               \
+#define LINEAR_NAMES NULL, "linear_attn.in_proj_qkv.weight", "linear_attn.in_proj_z.weight",                         \
     "linear_attn.in_proj_b.weight", "linear_attn.in_proj_a.weight", "linear_attn.conv1d.weight",                    \
     "linear_attn.dt_bias", "linear_attn.A_log", "linear_attn.norm.weight", "linear_attn.out_proj.weight"
-#define FUSED_LINEAR_NAMES NULL, "linear_attn.in_proj_qkvz.weight", NULL, "linear_attn.in_proj_ba.weight", NULL,            \
+#define FUSED_LINEAR_NAMES NULL, "linear_attn.in_proj_qkvz.weight", NULL, "linear_attn.in_proj_ba.weight", NULL,      \
     "linear_attn.conv1d.weight", "linear_attn.dt_bias", "linear_attn.A_log", "linear_attn.norm.weight",               \
     "linear_attn.out_proj.weight"
 // Argument: the names of QK-norm
@@ -136,13 +136,14 @@ static size_t expert_parts(const Family *family) { return activation_width(famil
 #define BLOCK_NAMES(LINEAR, MLP) "input_layernorm.weight", NULL, ATTENTION_NAMES, LINEAR, NULL,                        \
     "post_attention_layernorm.weight", NULL, MLP
 // Nemotron's layers have one branch, whose parts have the prefix "mixer." in every kind of layer
-#define NEMOTRON_LAYER_NAMES {"norm.weight", NULL, "mixer.q_proj.weight", "mixer.k_proj.weight", "mixer.v_proj.weight", \
-    NULL, NULL, NULL, NULL, NULL, "mixer.o_proj.weight", NULL, "mixer.in_proj.weight", NULL, NULL, NULL, NULL,          \
-    "mixer.conv1d.weight", "mixer.dt_bias", "mixer.A_log", "mixer.norm.weight", "mixer.out_proj.weight", NULL,          \
-    "norm.weight", NULL, "mixer.up_proj.weight", NULL, NULL, NULL, "mixer.down_proj.weight", NULL, "mixer.gate.weight", \
-    NULL, "mixer.shared_experts.up_proj.weight", NULL, "mixer.shared_experts.down_proj.weight",                         \
-    "mixer.experts.up_proj", "mixer.experts.down_proj", NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,     \
-    NULL, NULL, NULL, NULL, NULL, NULL, "mixer.conv1d.bias", "mixer.D"}
+#define NEMOTRON_LAYER_NAMES {"norm.weight", NULL,                                                                     \
+    "mixer.q_proj.weight", "mixer.k_proj.weight", "mixer.v_proj.weight", NULL, NULL, NULL, NULL, NULL,                 \
+    "mixer.o_proj.weight", NULL, "mixer.in_proj.weight", NULL, NULL, NULL, NULL, "mixer.conv1d.weight",                \
+    "mixer.dt_bias", "mixer.A_log", "mixer.norm.weight", "mixer.out_proj.weight", NULL, "norm.weight", NULL,           \
+    "mixer.up_proj.weight", NULL, NULL, NULL, "mixer.down_proj.weight", NULL, "mixer.gate.weight", NULL,               \
+    "mixer.shared_experts.up_proj.weight", NULL, "mixer.shared_experts.down_proj.weight", "mixer.experts.up_proj",     \
+    "mixer.experts.down_proj", NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,     \
+    NULL, NULL, "mixer.conv1d.bias", "mixer.D"}
 #define LLAMA_LAYER_NAMES {BLOCK_NAMES(NO_LINEAR_NAMES, MLP_NAMES)}
 #define OLMO_LAYER_NAMES {NULL, NULL, ATTENTION_NAMES, NO_LINEAR_NAMES, "post_attention_layernorm.weight", NULL, NULL, \
     MLP_NAMES, NO_EXPERT_NAMES, "post_feedforward_layernorm.weight"}

@@ -52,8 +52,8 @@ typedef struct {
 // ---- modules --------------------------------------------------------------------------------------------------------
 // clang-format off
 static const LayerTensor lora_tensors[] = {
-    Q_WEIGHT, K_WEIGHT, V_WEIGHT, O_WEIGHT, IN_GATE_WEIGHT, IN_QKV_WEIGHT, IN_Z_WEIGHT, IN_B_WEIGHT, IN_A_WEIGHT, OUT_WEIGHT,
-    GATE_WEIGHT, UP_WEIGHT, DOWN_WEIGHT,
+    Q_WEIGHT, K_WEIGHT, V_WEIGHT, O_WEIGHT, IN_GATE_WEIGHT, IN_QKV_WEIGHT, IN_Z_WEIGHT, IN_B_WEIGHT, IN_A_WEIGHT,
+    OUT_WEIGHT, GATE_WEIGHT, UP_WEIGHT, DOWN_WEIGHT,
     ROUTER_WEIGHT, SHARED_SCALE_WEIGHT, SHARED_GATE_WEIGHT, SHARED_UP_WEIGHT, SHARED_DOWN_WEIGHT, EXPERTS_GATE_UP,
     EXPERTS_DOWN, INPUT_GATE, INPUT_OUT, OUTPUT_GATE,
 };

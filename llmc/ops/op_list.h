@@ -243,9 +243,9 @@ OP(void, conv_forward, (Stored *out, Stored *columns, const Stored *x, const Sto
    TENSOR(x, strided(delta_rows(shape), delta_channels(shape), shape->stride), STORED)
    TENSOR(weight, delta_channels(shape) * shape->taps, STORED) TENSOR(bias, delta_channels(shape), STORED)
    COUNT(dry_move(2 * delta_rows(shape) * delta_channels(shape), STORED)))
-// dx (rows shape->stride apart) overwritten; dweight[W,taps], dbias[W] += (may be NULL). columns: as before forward. dcolumns
-// [taps-1,W]: in, the gradients that later calls have for x of this call's last taps - 1 tokens, 0 if they belong to
-// another document; if the call has fewer rows, the first ones are for tokens before the call. Out, the gradients for
+// dx (rows shape->stride apart) overwritten; dweight[W,taps], dbias[W] += (may be NULL). columns: as before forward.
+// dcolumns [taps-1,W]: in, the gradients that later calls have for x of this call's last taps - 1 tokens, 0 if they
+// belong to another document; if the call has fewer rows, the first ones are for tokens before the call. Out, the gradients for
 // the taps - 1 tokens before this call, 0 if the first span begins its document. slot_tokens is 0
 OP(void, conv_backward, (Stored *dx, Summed *dweight, Summed *dbias, Summed *dcolumns, const Stored *dout,
                          const Stored *x, const Stored *columns, const Stored *weight, const Stored *bias,
@@ -345,8 +345,8 @@ OP(void, ssd_backward, (Stored *dx, Stored *ddt, Summed *dA_log, Summed *dD, Sum
 OP_SCRATCH(ssd_forward_scratch, (const DeltaShape *shape), (shape))
 OP_SCRATCH(ssd_backward_scratch, (const DeltaShape *shape), (shape))
 
-// transfer[HV,K,K] = identity matrices, or with shape->ssd transfer[HV] = 1; delta_forward or ssd_forward turns them into
-// the transfer of a range of tokens
+// transfer[HV,K,K] = identity matrices, or with shape->ssd transfer[HV] = 1; delta_forward or ssd_forward turns them
+// into the transfer of a range of tokens
 OP(void, transfer_begin, (Summed *transfer, const DeltaShape *shape), (transfer, shape),
    TENSOR(transfer, delta_transfer_elements(shape), SUMMED) COUNT(dry_move(delta_transfer_elements(shape), SUMMED)))
 // state[HV,K,V] += T before[HV,K,V], with each head's T = transfer[K,K]. state: in, the state after a range that began

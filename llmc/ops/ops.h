@@ -125,8 +125,8 @@ typedef enum { DELTA_FORWARD, DELTA_STATE, DELTA_BACKWARD, DELTA_STATE_BACKWARD,
 // transfer. A multiply-add is two FLOPs; triangular products count half. Forward in blocks of B tokens, each key head:
 // k k^T and q k^T, B K each; each value head: k S, q S and k^T u, 2 K V each, the system for u and q k^T u, B V each.
 // The state alone needs no q. Backward recomputes each block's state and u, then k k^T and q k^T, and does two products
-// for each product of forward. dstate alone costs as much as forward. A transfer: k T, k^T u and its system. Mamba-2 has
-// no system, no k k^T and no k S: q k^T, q S, k^T u and q k^T u. Its state alone, and dstate alone, is one product.
+// for each product of forward. dstate alone costs as much as forward. A transfer: k T, k^T u and its system. Mamba-2
+// has no system, no k k^T and no k S: q k^T, q S, k^T u and q k^T u. Its state alone, and dstate alone, is one product.
 static double delta_flops(const DeltaShape *shape, DeltaWork work) {
     const double B = DELTA_BLOCK, K = (double)shape->K, V = (double)shape->V;
     const double keys = (double)shape->HK * B * K, values = (double)shape->HV * B * V;

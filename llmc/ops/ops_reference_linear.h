@@ -402,8 +402,8 @@ static void reference_gated_norm_forward(double *out, const double *x, const dou
     }
 }
 
-// With g = dout w silu(z):   dx = (g - xhat mean(g xhat)) / sqrt(mean(x^2) + eps). gate_first: with a = x silu(z) and g =
-// dout w,   da = (g - ahat mean(g ahat)) / sqrt(mean(a^2) + eps),   dx = da silu(z),   dz = da x silu'(z)
+// With g = dout w silu(z):   dx = (g - xhat mean(g xhat)) / sqrt(mean(x^2) + eps). gate_first: with a = x silu(z) and g
+// = dout w,   da = (g - ahat mean(g ahat)) / sqrt(mean(a^2) + eps),   dx = da silu(z),   dz = da x silu'(z)
 static void reference_gated_norm_backward(double *dx, double *dz, double *dw, const double *dout, const double *x,
                                           const double *z, const double *w, size_t n, size_t heads, size_t V,
                                           size_t stride, int gate_first, double eps, void *scratch) {

@@ -1,6 +1,6 @@
 /*
-SwiGLU, GELU, GeGLU (a GELU that gates), the clamped SwiGLU and the squared ReLU, forward and backward, by the logistic function s(z) =
-1 / (1 + exp(-z)):
+SwiGLU, GELU, GeGLU (a GELU that gates), the clamped SwiGLU and the squared ReLU, forward and backward, by the logistic
+function s(z) = 1 / (1 + exp(-z)):
 
     silu(g) = g s(g)                  silu'(g) = s + g s (1 - s)
     gelu(x) = x s(z(x))               gelu'(x) = s + x s (1 - s) z'(x)

@@ -76,8 +76,8 @@ static VECTOR_FUNCTION void gated_norm_head_back(floatX *dx, floatX *dz, floatS 
     }
 }
 
-// As gated_norm_head_back, with a = x z s(z) and g = dout w: da = scale (g - ahat mean(g ahat)), dx = da z s(z), dz = da x
-// (s + z s (1 - s)), dw += dout ahat.
+// As gated_norm_head_back, with the gate first. With a = x z s(z) and g = dout w: da = scale (g - ahat mean(g ahat)),
+// dx = da z s(z), dz = da x (s + z s (1 - s)), dw += dout ahat.
 static VECTOR_FUNCTION void gate_first_head_back(floatX *dx, floatX *dz, floatS *dw, const floatX *dout,
                                                  const floatX *x, const floatX *z, const floatX *w, size_t V,
                                                  double eps) {

@@ -1,6 +1,7 @@
 /*
 Op set "cpu": Mamba-2's rule (arXiv 2405.21060), forward and backward (contract in op_list.h), in blocks of DELTA_BLOCK
-tokens from a span's first on. It is the delta rule (delta.h) without the system: u = step v. With c, D and S of delta.h,
+tokens from a span's first on. It is the delta rule (delta.h) without the system: u = step v. With c, D and S of
+delta.h,
 
     P_ij = q_i . k_j D_ij, j <= i              out = exp(c) q S + P u + skip v        (skip: the op's D)
                                                S' = exp(c_last) S + (exp(c_last - c) k)^T u
