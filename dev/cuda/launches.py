@@ -1,7 +1,8 @@
 """Launches of a pass at the shapes of dev/cuda/bench.cu: one layer and a chunk of 4096 tokens, Qwen3-8B's widths, and
-Qwen3.5-9B's for linear attention, Gemma 4 26B-A4B's for heads of 512, gpt-oss' for sinks; of 8192 tokens at
-Qwen3-30B-A3B's for experts, 512 rows each. Loops are numbered as cycles.py prints them; where a kernel has another
-number of loops than `loops`, its trips are out of date, and the table says "stale". Then: cycles.py KERNEL --branches.
+Qwen3.5-9B's for linear attention, Nemotron-3 Nano's for Mamba-2, Gemma 4 26B-A4B's for heads of 512, gpt-oss' for
+sinks; of 8192 tokens at Qwen3-30B-A3B's for experts, 512 rows each. Loops are numbered as cycles.py prints them; where
+a kernel has another number of loops than `loops`, its trips are out of date, and the table says "stale". Then:
+cycles.py KERNEL --branches.
 """
 import fnmatch, itertools, json, pathlib, re
 from cubins import ROOT, compiled, compiler_version
@@ -10,6 +11,7 @@ from simulation import PROCESSORS, Timing, goes_around
 
 n, C, HEADS, HD, FF, V, LOGITS = 4096, 4096, 32, 128, 12288, 151936, 2048
 HK, HV, CHANNELS, SEGMENT = 16, 32, 8192, 32  # of linear attention; blocks of 64 tokens
+GROUPS, SSD_HEADS, SSD_CHANNELS, SSD_VALUES = 8, 64, 6144, 4096  # of Mamba-2; states of 128, heads of 64
 LAYER = 2 * C * HEADS * HD + 2 * C * 8 * HD + 3 * C * FF
 DRAM = 3.35e12  # bytes/s of an H100
 NORM_BLOCKS = 528
@@ -33,12 +35,20 @@ class Launch:
 
 
 def blocks(times, take=()):
-    return Launch("delta_blocks_kernel", SEGMENT * HV, 128, 36864, {2: 2, 3: 0, 4: 0, 6: 0, 7: 0, 8: 0, 9: 0}, 9, times,
-                  take)
+    return Launch("delta_blocks_kernel", SEGMENT * HV, 128, 36864, {2: 2, 3: 0, 4: 0, 6: 0}, 6, times, take)
 
 
 def walk(kind, times=1, take=()):
     return Launch(f"delta_walk_{kind}", 4 * HV, 256, 110624, {MAIN: SEGMENT}, None, times, take)
+
+
+def ssd_blocks(times, take=()):
+    return Launch("ssd_blocks_kernel<false>", SEGMENT * GROUPS, 128, 36864, {2: 2, 3: 0, 4: 0, 5: SSD_HEADS // GROUPS},
+                  5, times, take)
+
+
+def ssd_walk(kind, times=1, take=()):
+    return Launch(f"ssd_walk_{kind}", 2 * SSD_HEADS, 256, 71696, {MAIN: SEGMENT}, None, times, take)
 
 
 def column_sums(rows, columns):
@@ -120,6 +130,7 @@ WGMMA = "experts_wgmma_kernel<(ProductForm)%d, 192>"
 WIDE = "attention_wide_%skernel<512, WideTiles{%s}%s>"
 NO_EDGE = ("27 others", "28 others")  # all keys of a tile are seen
 FORWARD = ("8 LDSM, 8 STG#2",)  # no transposed inverse
+NO_SCORES = ("8 LDGSTS, 16 LDG, 16 STS, 20 LDSM, 32 HMMA", "28 LDS, 32 MUFU, 32 STS", "8 LDSM, 8 STG")
 NOT_SAVED = ("12 LDS, 18 STG", "10 LDS, 19 STG", "8 STS")  # states and additions
 LAYER_LOOP = packs(LAYER, 4)
 # Op and what it is of, as dev/cuda/bench.cu has them; bytes; microseconds predicted in dev/gpu_floors.md, None: 85 % of
@@ -177,7 +188,8 @@ PASS = {
                                 "4 LDS, 16 STS": 3, "2 LDSM, 8 HMMA": 3},
                   first=("4 LDS", "4 LDG, 4 STG"))]),  # no sums of earlier heads
         ("gated_norm_forward", "value heads", 6 * n * C, 30,
-         [Launch("gated_norm_forward_kernel<8, 1, false>", n * HV // 16, 256, trips={1: 4, 2: 0, 3: 0, 4: 0}, loops=4)]),
+         [Launch("gated_norm_forward_kernel<8, 1, false>", n * HV // 16, 256, trips={1: 4, 2: 0, 3: 0, 4: 0},
+                 loops=4)]),
         ("gated_norm_backward", "value heads", 10 * n * C, 60,
          [Launch("gated_norm_backward_kernel<8, 1, false>", NORM_BLOCKS, 256,
                  trips={1: 16, 2: 4, 3: 0, 4: 0, 5: 0, 6: 0, 7: 15}, loops=7), column_sums(NORM_BLOCKS, 128)]),
@@ -185,6 +197,19 @@ PASS = {
          [Launch("split_heads_kernel<8, false>", n * 16 // 8, 256)]),
         ("gate_forward", "", 6 * n * C, None, [elements("gate_forward_kernel<8>", n * C, 8, trips={1: 4})]),
         ("gate_backward", "", 10 * n * C, None, [elements("gate_backward_kernel<8>", n * C, 8, trips={1: 4})]),
+    ),
+    "Nemotron-3 Nano": (
+        ("ssd_forward", "the last chunk", 2 * n * (SSD_CHANNELS + SSD_VALUES), None,
+         [ssd_blocks(2), ssd_walk("kernel<128, 32, true>", 2)]),
+        ("ssd_forward", "the state alone", 2 * n * (SSD_CHANNELS - GROUPS * 128), None,
+         [ssd_blocks(2, NO_SCORES), ssd_walk("kernel<128, 32, false>", 2, ("12 LDS, 18 STG",))]),
+        ("ssd_backward", "the last chunk", 2 * n * (4 * SSD_CHANNELS + 2 * SSD_VALUES + 16 * SSD_VALUES), None,
+         [ssd_blocks(3, NO_SCORES), ssd_walk("kernel<128, 32, false>", 1, ("12 LDS, 18 STG",)),
+          ssd_walk("kernel<128, 32, false>", 2), ssd_blocks(2), ssd_walk("back_kernel<128, 32, true>", 2),
+          Launch("ssd_gradient_kernel<128, true>", SEGMENT * GROUPS, 512, 81920,
+                 {3: SSD_HEADS // GROUPS, 4: 2, 5: 4}, 5, times=2, some={"33 LDS, 9 MUFU, .*": 1})]),
+        ("gated_norm_forward", "gate first", 6 * n * SSD_VALUES, None,
+         [Launch("gated_norm_forward_kernel<8, 2, true>", n * GROUPS // 4, 128, loops=None)]),
     ),
     "gpt-oss and Gemma 4 26B-A4B": (
         ("clamped_forward", "", 6 * n * FF, None, [Launch("clamped_forward_kernel<8>", n * FF // 8 // 256, 256)]),
@@ -200,7 +225,7 @@ PASS = {
         ("dequantise", "a layer in mxfp4", 2.53125 * LAYER, None,
          [elements("dequantise_kernel<(DType)1, true>", LAYER, 8, trips={1: packs(LAYER, 8), 2: 0}, loops=2)]),
         ("attention_forward", "heads of 512", 4 * n * WIDE_HEADS * 512, 2048 * WIDE_HEADS * PAIRS / 250e6,
-         [wide(WIDE % ("", "2, 32, 1", ", false, false"), 64, 32, 5, 3, (*NO_EDGE, "128 others"))]),
+         [wide(WIDE % ("", "2, 32, 1", ", false"), 64, 32, 5, 3, (*NO_EDGE, "128 others"))]),
         ("attention_backward", "heads of 512", 8 * n * WIDE_HEADS * 512, 5120 * WIDE_HEADS * PAIRS / (145e6 * 0.76),
          [wide(WIDE % ("dq_", "4, 32, 1", ", false"), 32, 32, 5, 3, NO_EDGE),
           wide(WIDE % ("dkv_", "2, 16, 2", ""), 32, 16, 6, 4, ("18 others",))]),
@@ -298,8 +323,9 @@ def print_table(data, write):
 # ---- the tests' record of loops --------------------------------------------------------------------------------------
 # Parts of mangled names
 HEAVIEST = ("delta_walk_kernelILi128E", "delta_walk_back_kernelILi128E", "delta_gradient_kernelILi128E",
-            "delta_blocks_kernel", "ssd_walk_kernelILi128E", "ssd_walk_back_kernelILi128E", "ssd_gradient_kernelILi128E",
-            "ssd_blocks_kernel", "conv_backward_kernelILi4ELi4E", "20norm_backward_kernelILi8ELi4ELb0E",
+            "delta_blocks_kernel", "ssd_walk_kernelILi128E", "ssd_walk_back_kernelILi128E",
+            "ssd_gradient_kernelILi128E", "ssd_blocks_kernel", "conv_backward_kernelILi4ELi4E",
+            "20norm_backward_kernelILi8ELi4ELb0E",
             "logprob_kernelILb0ELb0E", "adamw_8_bits_kernelIf4Bf16Li4E", "attention_dkv_kernelILi128E",
             "ProductTileLi128ELi128ELi64ELi64ELi3E",
             "attention_forward_kernelILi128EXtl5TilesLj64ELj32ELj2EEELb0E", "attention_wide_dkv_kernelILi512E",

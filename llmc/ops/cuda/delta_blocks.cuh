@@ -464,10 +464,11 @@ __device__ inline void block_scale(float (*kk)[4], float (*qk)[4], const BlockGa
         }
 }
 
-// Copies n floats, a multiple of 4, from shared memory to global memory.
-__device__ inline void floats_store(void *to, const void *from, unsigned n) {
-    for (unsigned i = threadIdx.x; i < n / 4; i += DELTA_THREADS_OF_BLOCK)
-        pack_write<4>((float *)to + 4 * i, pack_read<4>((const float *)from + 4 * i));
+// Copies a block's floats from shared memory to global memory.
+template <typename T> __device__ inline void floats_store(T *to, const T *from) {
+    static_assert(sizeof(T) % 16 == 0 && sizeof(T) / 16 <= DELTA_THREADS_OF_BLOCK);
+    const unsigned i = threadIdx.x * 4;
+    if (i < sizeof(T) / sizeof(float)) pack_write<4>((float *)to + i, pack_read<4>((const float *)from + i));
 }
 
 // Computes the parts of blocks that need no state: one thread block per block of tokens and value head.
@@ -490,10 +491,9 @@ __global__ void __launch_bounds__(DELTA_THREADS_OF_BLOCK)
     __syncthreads();
     block_factors(factors, length, *g, squares, d.K);
     __syncthreads();
-    floats_store(to.gates + place, g, sizeof(*g) / sizeof(float));
-    floats_store(to.factors + place, factors, sizeof(*factors) / sizeof(float));
-    if (head % group == 0)
-        floats_store(to.lengths + blockIdx.x * d.HK + head / group, length, sizeof(*length) / sizeof(float));
+    floats_store(to.gates + place, g);
+    floats_store(to.factors + place, factors);
+    if (head % group == 0) floats_store(to.lengths + blockIdx.x * d.HK + head / group, length);
     block_scale(kk, qk, *g, *length, row);
     if (to.inverse || to.inverse_back) {
         for_pairs<BLOCK>(kk, [&](unsigned i, unsigned j, float a, float b) {

@@ -96,22 +96,24 @@ __global__ void __launch_bounds__(NORM_MOST_THREADS)
     SHARED(float, strips, NORM_THREADS *W);
     unsigned turn = 0;
     float dw[P][W] = {};
-    const size_t count = s.rows / gridDim.y; // rows of a head with GATE_FIRST
+    const size_t count = GATE_FIRST ? s.rows / s.heads : s.rows;
     RowPacks<W, P> scale;
-    for_packs<W, P>(s.V, [&](int p, size_t c) { scale[p] = pack_read<W>(w + blockIdx.y * s.V + c); });
+    for_packs<W, P>(s.V,
+                    [&](int p, size_t c) { scale[p] = pack_read<W>(w + (GATE_FIRST ? blockIdx.y * s.V : 0) + c); });
     for (size_t begin = (size_t)blockIdx.x * blockDim.y; begin < count; begin += (size_t)gridDim.x * blockDim.y) {
-        const size_t i = begin + threadIdx.y, safe = (i < count ? i : count - 1) * gridDim.y + blockIdx.y;
+        const size_t i = begin + threadIdx.y, last = i < count ? i : count - 1;
+        const size_t row = GATE_FIRST ? last * s.heads + blockIdx.y : last;
         RowPacks<W, P> in, gate, gradient;
         float sum[2] = {}; // sums of x^2 and g x, or of a
         for_packs<W, P>(s.V, [&](int p, size_t c) {
-            in[p] = pack_read<W>(x + safe * s.V + c), gate[p] = pack_read<W>(z + gate_place(s, safe) + c);
-            gradient[p] = pack_read<W>(dout + safe * s.V + c);
+            in[p] = pack_read<W>(x + row * s.V + c), gate[p] = pack_read<W>(z + gate_place(s, row) + c);
+            gradient[p] = pack_read<W>(dout + row * s.V + c);
         });
         for_packs<W, P>(s.V, [&](int p, size_t) {
             for (int j = 0; j < W; j++) {
-                const float value = load(in[p].x[j]), a = value * silu(load(gate[p].x[j]));
+                const float value = load(in[p].x[j]), open = silu(load(gate[p].x[j])), a = value * open;
                 sum[0] += GATE_FIRST ? a * a : value * value;
-                sum[1] += load(gradient[p].x[j]) * load(scale[p].x[j]) * a;
+                sum[1] += load(gradient[p].x[j]) * load(scale[p].x[j]) * open * value;
             }
         });
         norm_sums(sum, partials + turn++ % 2 * 2 * NORM_WARPS);
@@ -127,8 +129,8 @@ __global__ void __launch_bounds__(NORM_MOST_THREADS)
                 slope.x[j] = store((GATE_FIRST ? da : weighted) * value * rstd * (sg + g * sg * one_minus_s));
                 dw[p][j] += d * value * rstd * g * sg;
             }
-            pack_write(dx + safe * s.V + c, result);
-            if (dz) pack_write(dz + gate_place(s, safe) + c, slope);
+            pack_write(dx + row * s.V + c, result);
+            if (dz) pack_write(dz + gate_place(s, row) + c, slope);
         });
     }
     if (!lines) return;
@@ -144,7 +146,7 @@ __global__ void __launch_bounds__(NORM_MOST_THREADS)
             __syncthreads();
         }
         for (int j = 0; j < W && threadIdx.y == 0 && c < s.V; j++)
-            lines[((size_t)blockIdx.x * gridDim.y + blockIdx.y) * s.V + c + j] = dw[p][j];
+            lines[(GATE_FIRST ? blockIdx.x * s.heads + blockIdx.y : blockIdx.x) * s.V + c + j] = dw[p][j];
     }
 }
 

@@ -26,35 +26,55 @@ __device__ inline void ssd_factors(BlockFactors *factors, const BlockGates &g) {
     if (i == BLOCK - 1) factors->keep = decay;
 }
 
+// Stores a head's scores, split, from q k^T of rows `row` on. Zeros where a key does not precede.
+__device__ inline void ssd_scores(floatX *tile, const float (*qk)[4], const BlockGates &g, unsigned row) {
+    const unsigned first = row + threadIdx.x % LANES / 4, column = threadIdx.x % 4 * 2;
+    float high[2], low[2];
+    for (unsigned e = 0; e < 2; e++) high[e] = g.high[first + 8 * e], low[e] = g.low[first + 8 * e];
+#pragma unroll
+    for (unsigned n = 0; n < BLOCK / 8; n++) {
+        const unsigned j = n * 8 + column;
+        const auto high_j = pack_read<2>(g.high + j), low_j = pack_read<2>(g.low + j), step = pack_read<2>(g.beta + j);
+#pragma unroll
+        for (unsigned e = 0; e < 2; e++) {
+            const unsigned i = first + 8 * e;
+            float score[2];
+#pragma unroll
+            for (unsigned c = 0; c < 2; c++) {
+                const float past = (high[e] - high_j.x[c]) + (low[e] - low_j.x[c]); // no decay grows
+                score[c] = j + c <= i ? qk[n][2 * e + c] * step.x[c] * natural_exp(fminf(past, 0.0f)) : 0.0f;
+            }
+            split_store_two(tile, PAIR_TILE, i * padded<BLOCK> + j, score[0], score[1]);
+        }
+    }
+}
+
 // Computes the gates, factors and scores of blocks: one thread block per block of tokens and key head, whose product q
 // k^T serves all its value heads. TRANSPOSED: stores scores_back. scores NULL: not wanted
 template <bool TRANSPOSED>
 __global__ void __launch_bounds__(DELTA_THREADS_OF_BLOCK)
     ssd_blocks_kernel(BlockResults to, DeltaCall d, SpanBlocks blocks) {
     DYNAMIC_SHARED(floatX, memory); // BLOCKS_BYTES: tiles of q and k; later a head's scores
-    SHARED(BlockGates, g, 1);
+    SHARED(BlockGates, gates, ROW_WARPS);
     SHARED(BlockFactors, factors, 1);
-    const unsigned row = threadIdx.x / LANES * 16, group = (unsigned)(d.HV / d.HK);
+    const unsigned warp = threadIdx.x / LANES, group = (unsigned)(d.HV / d.HK);
+    const unsigned first = blockIdx.y * group, end = first + group;
     const DeltaBlock block = delta_block(blocks, span_of(blocks, blockIdx.x), blockIdx.x);
     OperandA *const scores = TRANSPOSED ? to.scores_back : to.scores;
     float qk[BLOCK / 8][4] = {};
     if (scores) block_pairs<DELTA_THREADS_OF_BLOCK, true>(NULL, qk, NULL, memory, d, block, blockIdx.y);
-    for (unsigned head = blockIdx.y * group; head < (blockIdx.y + 1) * group; head++) {
+    for (unsigned head = first; head < end; head++) {
         const size_t place = blockIdx.x * d.HV + head;
-        __syncthreads(); // tiles, gates and scores of the previous head are free
-        if (threadIdx.x < LANES) block_gates<true>(g, d, block, head);
+        const unsigned i = (head - first) % ROW_WARPS;
+        const BlockGates &g = gates[i];
+        __syncthreads(); // tiles, gates and scores of earlier heads are free
+        if (i == 0 && head + warp < end) block_gates<true>(gates + warp, d, block, head + warp); // a head for each warp
+        if (i == 0) __syncthreads();
+        ssd_factors(factors, g);
+        if (scores) ssd_scores(memory, qk, g, warp * 16);
         __syncthreads();
-        ssd_factors(factors, *g);
-        if (scores)
-            for_pairs<BLOCK>(qk, [&](unsigned i, unsigned j, float a, float b) {
-                const unsigned token = row + i;
-                a = j <= token ? a * decay_between(*g, token, j) * g->beta[j] : 0.0f;
-                b = j + 1 <= token ? b * decay_between(*g, token, j + 1) * g->beta[j + 1] : 0.0f;
-                split_store_two(memory, PAIR_TILE, token * padded<BLOCK> + j, a, b);
-            });
-        __syncthreads();
-        if (to.gates) floats_store(to.gates + place, g, sizeof(*g) / sizeof(float));
-        floats_store(to.factors + place, factors, sizeof(*factors) / sizeof(float));
+        if (to.gates) floats_store(to.gates + place, &g);
+        floats_store(to.factors + place, factors);
         if (scores) triangle_store<TRANSPOSED>(scores + place * OPERANDS_OF_TRIANGLE, memory);
     }
 }
