@@ -124,7 +124,7 @@ static void hf_put_windows(JsonOut *json, const Config *config) {
         die("config.json: layer_types of %zu layers cannot be written; at most %d layers are supported", L,
             LAYER_TYPES_MAX);
     const int letter = *config->family->layer_types; // 's': layer_types follows the window
-    if (letter == 'l' || letter == 'c') hf_put_layer_types(json, config);
+    if (letter == 'l' || letter == 'L' || letter == 'c') hf_put_layer_types(json, config);
     if (*config->family->layer_types == 'n') {
         json_array(json, "no_rope_layers"); // 1: the layer has rotary positions
         for (size_t l = 0; l < L; l++) json_size(json, NULL, (size_t)layer_rotates(config, l));

@@ -192,7 +192,7 @@ static const Damage changed_texts[] = {
         "is a model of images or sound and text, which is not supported; save its text model by itself, as "
         "LlamaForCausalLM"),
     KEY("llama", "model_type", "\"llama\"", "\"kimi_linear\",\"layer_types\":[\"linear_attention\"]",
-        "model_type kimi_linear, a hybrid with layers of linear attention (Gated DeltaNet), is not in this version; "
+        "model_type kimi_linear, a hybrid with layers of linear attention, is not in this version; "
         "families are gpt2, llama, mistral, ministral3, qwen2, qwen3, gemma3, qwen3_5, smollm3, olmo2, olmo3, "
         "olmo_hybrid, phi3, glm4, granite, seed_oss, hunyuan_v1_dense, ernie4_5, muse_glimmer"),
     KEY("llama", "model_type", "\"llama\"", "\"deepseek_v3\",\"n_routed_experts\":8",

@@ -84,7 +84,8 @@ static void shares_of(const char *name, AttentionShape shape, size_t threads, si
                   backward / mean);
 }
 
-// More than 8 threads get no even shares of one key/value head within a short window, nor more than 32 of two.
+// More than 8 threads get no even shares of one key/value head within a short window, nor of few heads (LFM3), nor more
+// than 32 of two.
 TEST(attention_shares) {
     static const size_t threads[] = {1, 2, 3, 6, 8, 16, 24, 48, 64};
     for (size_t i = 0; i < PRESETS; i++) {
@@ -93,7 +94,8 @@ TEST(attention_shares) {
         shape.keys = all_keys;
         for (size_t t = 0; t < COUNT_OF(threads); t++) {
             shape.spans.window = c.sliding_window;
-            if (threads[t] <= (shape.NKV > 1 ? 16 * shape.NKV : 8)) shares_of(presets[i].name, shape, threads[t], 1024);
+            const int few = shape.NKV == 1 || (c.sliding_window && shape.NH * c.sliding_window <= 4096);
+            if (threads[t] <= (few ? 8 : 16 * shape.NKV)) shares_of(presets[i].name, shape, threads[t], 1024);
             shape.spans.window = 0;
             if (c.sliding_window && (shape.NKV > 1 || threads[t] <= 8))
                 shares_of(presets[i].name, shape, threads[t], 1024);

@@ -134,6 +134,7 @@ static const Variant variants[] = {
 static void expect_close(const Golden *g, TinyResult found) {
     const double allowed = ops_device->stored == DTYPE_FP64        ? 5e-7
                            : g->config.hidden_size_per_layer_input ? 2e-5 // one norm of all layers' own inputs
+                           : g->config.family->ssd                 ? 2e-5 // transformers in fp32 is 9.8e-6 off
                                                                    : 1e-5;
     if (!(fabs(found.loss - g->loss) <= allowed * g->loss))
         test_fail("loss %.9g, transformers has %.9g", found.loss, g->loss);
@@ -216,6 +217,10 @@ static void golden(const char *model_path, const char *reference_path) {
 }
 
 #define FOLDER(name) golden(GOLDEN name, GOLDEN name "/reference.safetensors")
+// A model whose sequences ranks cannot share
+#define UNSHARED(name)                                                                                                 \
+    if (dist_ranks() > 1) test_skip("ranks cannot share a sequence of short convolutions");                            \
+    FOLDER(name)
 TEST(gpt2) { (void)cmocka_state, FOLDER("gpt2"); }
 TEST(llama) { FOLDER("llama"); }
 TEST(llama_tied) { FOLDER("llama-tied"); }
@@ -231,9 +236,9 @@ TEST(glm4) { FOLDER("glm4"); }
 TEST(granite) { FOLDER("granite"); }
 TEST(hunyuan_v1_dense) { FOLDER("hunyuan_v1_dense"); }
 TEST(muse_glimmer) { FOLDER("muse_glimmer"); }
-TEST(lfm2) { FOLDER("lfm2"); }
-TEST(lfm3) { FOLDER("lfm3"); }
-TEST(lfm2_moe) { FOLDER("lfm2_moe"); }
+TEST(lfm2) { UNSHARED("lfm2"); }
+TEST(lfm3) { UNSHARED("lfm3"); }
+TEST(lfm2_moe) { UNSHARED("lfm2_moe"); }
 TEST(olmo_hybrid) { FOLDER("olmo_hybrid"); }
 TEST(qwen3_moe) { FOLDER("qwen3_moe"); }
 TEST(qwen3_moe_fused) { FOLDER("qwen3_moe-fused"); }

@@ -33,7 +33,8 @@ static const char *const models[] = {
     TINY_HYBRID ",num_hidden_layers=2,layer_types=f,linear_num_value_heads=2,tie_word_embeddings=true",
     TINY_SHORT,
     TINY_SHORT3,
-    TINY_SHORT ",num_hidden_layers=2,layer_types=c,conv_L_cache=7,tie_word_embeddings=false",
+    "lfm2,hidden_size=20,intermediate_size=16,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,"
+    "head_dim=8,vocab_size=29,layer_types=c,conv_L_cache=7,tie_word_embeddings=false",
     TINY_SHAPES,
     TINY_MAMBA,
     // experts: one for each token, weights that do not add up to 1; all of them
