@@ -15,22 +15,26 @@ program, hangs or finds no memory becomes a row, and the others are still checke
 
 static const char *planted; // the op that is wrong
 
-// Makes a random element of a random tensor larger, where the running op may change the tensor.
+// Makes a random element of a random tensor larger by at least half the tensor's root mean square, where the running op
+// may change the tensor.
 static void plant(const char *op) {
     Tensor *t, *chosen = NULL;
-    char element[8];
     size_t seen = 0;
     if (!planted || strcmp(planted, op) != 0) return;
     for (t = check.tensors; t; t = t->next)
         if (t->use == TENSOR_CHANGED || t->use == TENSOR_WRITTEN)
             if (test_random_below(++seen) == 0) chosen = t;
     const size_t i = test_random_below(tensor_count(chosen));
-    char *place = chosen->memory + GUARD + i * dtype_size(chosen->type);
+    const size_t count = tensor_count(chosen);
+    char *elements = (char *)checked_malloc(count * dtype_size(chosen->type), "elements");
+    double squares = 0;
     ops_device->finish();
-    ops_device->copy_out(element, place, dtype_size(chosen->type));
-    const double right = element_to_double(element, chosen->type, 0);
-    element_write(element, chosen->type, 0, right * 1.1 + copysign(0.5, right));
-    ops_device->copy_in(place, element, dtype_size(chosen->type));
+    ops_device->copy_out(elements, chosen->memory + GUARD, count * dtype_size(chosen->type));
+    for (size_t k = 0; k < count; k++) squares += pow(element_to_double(elements, chosen->type, k), 2);
+    const double right = element_to_double(elements, chosen->type, i), size = sqrt(squares / (double)count);
+    element_write(elements, chosen->type, i, right * 1.1 + copysign(0.5 * fmax(1, size), right));
+    ops_device->copy_in(chosen->memory + GUARD, elements, count * dtype_size(chosen->type));
+    free(elements);
 }
 
 #define RUN_void(call, op)                                                                                             \
