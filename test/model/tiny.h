@@ -61,7 +61,7 @@ more passes of a method. The passes leave the loss and every gradient on the hos
 #define TINY_SHAPES                                                                                                    \
     "olmo_hybrid,hidden_size=24,intermediate_size=16,num_hidden_layers=4,layer_types=llnl,num_attention_heads=4,"      \
     "num_key_value_heads=2,vocab_size=23,linear_num_key_heads=2,linear_num_value_heads=4,linear_key_head_dim=8,"       \
-    "linear_value_head_dim=11,rms_norm_eps=1e-3"
+    "linear_value_head_dim=11,rms_norm_eps=1e-1"
 #define TINY_LINEAR                                                                                                    \
     "qwen3_5,hidden_size=12,intermediate_size=16,num_hidden_layers=2,layer_types=l,num_attention_heads=2,"             \
     "num_key_value_heads=1,head_dim=8,vocab_size=23,tie_word_embeddings=true,linear_num_key_heads=3,"                  \
