@@ -229,27 +229,6 @@ static const Family *hf_family(const cJSON *root, const char *path) {
 }
 
 // ---- the numbers ----------------------------------------------------------------------------------------------------
-// Keys that a family's class calls by another name; `older`: a name that it also reads
-static const struct {
-    const char *family, *key, *name, *older;
-} hf_renamed[] = {{"nemotron_h", "linear_num_key_heads", "n_groups", "mamba_n_groups"},
-                  {"nemotron_h", "linear_num_value_heads", "mamba_num_heads", NULL},
-                  {"nemotron_h", "linear_key_head_dim", "ssm_state_size", NULL},
-                  {"nemotron_h", "linear_value_head_dim", "mamba_head_dim", NULL},
-                  {"nemotron_h", "linear_conv_kernel_dim", "conv_kernel", "mamba_d_conv"},
-                  {"nemotron_h", "time_step_min", "time_step_min", "mamba_dt_min"},
-                  {"nemotron_h", "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", NULL},
-                  {"nemotron_h", "rms_norm_eps", "layer_norm_epsilon", NULL}};
-#define HF_RENAMED (sizeof(hf_renamed) / sizeof(hf_renamed[0]))
-
-// Returns the index of a key in hf_renamed, or HF_RENAMED.
-static size_t hf_renamed_at(const Family *family, const char *key) {
-    size_t i = 0;
-    while (i < HF_RENAMED && (strcmp(hf_renamed[i].family, family->name) != 0 || strcmp(hf_renamed[i].key, key) != 0))
-        i++;
-    return i;
-}
-
 // Sets a key from the file's value, under its common or original name.
 static void hf_set(Config *config, const char *name, const cJSON *item, const char *path) {
     const int is_bool = config_keys[config_key_find(name)].kind == KEY_BOOL;
@@ -355,15 +334,7 @@ static int hf_has_key(const Family *family, const char *name) {
 static int hf_uses_alias(const Family *family, const ConfigKey *key) {
     return key->alias &&
            (family->learned_positions || (family->experts_beside && !strcmp(key->name, "num_experts_per_tok")) ||
-            (family_has_convolution(family) &&
-             text_is_one_of(key->alias, "layer_norm_epsilon|conv_L_cache|num_dense_layers")) ||
             (family->mlp_biases_too && !strcmp(key->name, "attention_bias")));
-}
-
-// Returns the key's name in the family's config.json.
-static const char *hf_key_name(const Family *family, const ConfigKey *key) {
-    if (!hf_uses_alias(family, key)) return key->name;
-    return family_has_convolution(family) && !strcmp(key->name, "rms_norm_eps") ? LFM_NORM_EPS : key->alias;
 }
 
 // Reads a key that the family's class calls by another name. Returns 0 if it has no other name.
@@ -372,16 +343,18 @@ static int hf_read_renamed(Config *config, const ConfigKey *key, const cJSON *ro
     if (i == HF_RENAMED) return 0;
     const cJSON *own = json_get(root, hf_renamed[i].name);
     const cJSON *older = hf_renamed[i].older ? json_get(root, hf_renamed[i].older) : NULL, *item = older ? older : own;
-    if (item && !cJSON_IsNumber(item)) die("%s: %s must be a number", path, item->string);
-    if (item) hf_set(config, key->name, item, path); // the class prefers the older name, too
+    char where[PATH_MAX + 64];
+    if (!item) return 1;
+    if (!cJSON_IsNumber(item)) die("%s: %s must be a number", path, item->string);
+    snprintf(where, sizeof(where), "%s: %s", path, item->string);
+    hf_set(config, key->name, item, where); // the class prefers the older name, too
     return 1;
 }
 
 static void hf_read_keys(Config *config, const cJSON *root, const char *path) {
     for (const ConfigKey *key = config_keys; key < config_keys + CONFIG_KEYS; key++) {
         const int aliased = hf_uses_alias(config->family, key), gpt2 = config->family->learned_positions;
-        const cJSON *common = json_get(root, key->name),
-                    *original = aliased ? json_get(root, hf_key_name(config->family, key)) : NULL;
+        const cJSON *common = json_get(root, key->name), *original = aliased ? json_get(root, key->alias) : NULL;
         if (aliased && !gpt2) common = NULL; // the family's class ignores the common name
         if (gpt2 && text_is_one_of(key->name, "intermediate_size|rms_norm_eps"))
             common = NULL; // GPT-2 ignores these names
@@ -397,8 +370,7 @@ static void hf_read_keys(Config *config, const cJSON *root, const char *path) {
         if (common && original && !cJSON_Compare(common, original, 1))
             die("%s: %s and %s are the same key, but have different values; remove one of them", path, key->name,
                 key->alias);
-        if (common || original)
-            hf_set(config, common ? key->name : hf_key_name(config->family, key), common ? common : original, path);
+        if (common || original) hf_set(config, common ? key->name : key->alias, common ? common : original, path);
     }
 }
 
@@ -685,7 +657,7 @@ static void hf_read_kinds(Config *config, const cJSON *root, const char *path) {
         if (*at == 'f') *at = 'n';
 }
 
-// Reads the branch of each layer, of which the class counts the layers: a list under one of two names, or a pattern.
+// Reads the branch of each layer: a list under one of two names, or a pattern. Its length is the number of layers.
 static void hf_read_branches(Config *config, const cJSON *root, const char *path) {
     static const char *const names[] = {LINEAR, "mamba", FULL, "attention", "mlp", "moe"}, letters[] = "LLFFpe";
     const cJSON *list = json_get(root, "layers_block_type"), *pattern = json_get(root, "hybrid_override_pattern"),

@@ -34,7 +34,9 @@ static void hf_put_keys(JsonOut *json, const Config *config, HfLevel level) {
     for (const ConfigKey *key = config_keys; key < config_keys + CONFIG_KEYS; key++) {
         const void *field = (const char *)config + key->offset;
         const size_t renamed = hf_renamed_at(config->family, key->name);
-        const char *name = renamed < HF_RENAMED ? hf_renamed[renamed].name : hf_key_name(config->family, key);
+        const char *name = renamed < HF_RENAMED                 ? hf_renamed[renamed].name
+                           : hf_uses_alias(config->family, key) ? key->alias
+                                                                : key->name;
         const int rotary = text_is_one_of(key->name, "rope_theta|partial_rotary_factor");
         if (level == HF_TOP && !strcmp(key->name, "pad_token_id") && config->pad_token_id == NO_ROW)
             json_null(json, name);

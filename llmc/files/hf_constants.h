@@ -106,8 +106,36 @@ static int hf_applies(const HfConstant *c, const Family *family) {
     return hf_names(c->families, family);
 }
 
-static int hf_has_original_names(const Family *family) {
-    return family->learned_positions || family_has_convolution(family);
+// Keys that the classes of families call by another name; `older`: a name that they also read
+static const struct {
+    const char *families, *key, *name, *older;
+} hf_renamed[] = {{"lfm2|lfm2_moe|lfm3", "rms_norm_eps", "norm_eps", NULL},
+                  {"lfm2|lfm2_moe|lfm3", "linear_conv_kernel_dim", "conv_L_cache", NULL},
+                  {"lfm2_moe", "first_k_dense_replace", "num_dense_layers", NULL},
+                  {"nemotron_h", "linear_num_key_heads", "n_groups", "mamba_n_groups"},
+                  {"nemotron_h", "linear_num_value_heads", "mamba_num_heads", NULL},
+                  {"nemotron_h", "linear_key_head_dim", "ssm_state_size", NULL},
+                  {"nemotron_h", "linear_value_head_dim", "mamba_head_dim", NULL},
+                  {"nemotron_h", "linear_conv_kernel_dim", "conv_kernel", "mamba_d_conv"},
+                  {"nemotron_h", "time_step_min", "time_step_min", "mamba_dt_min"},
+                  {"nemotron_h", "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", NULL},
+                  {"nemotron_h", "rms_norm_eps", "layer_norm_epsilon", NULL}};
+#define HF_RENAMED (sizeof(hf_renamed) / sizeof(hf_renamed[0]))
+
+// Returns the index of a key in hf_renamed, or HF_RENAMED.
+static size_t hf_renamed_at(const Family *family, const char *key) {
+    size_t i = 0;
+    while (i < HF_RENAMED && (!text_is_one_of(family->name, hf_renamed[i].families) || strcmp(hf_renamed[i].key, key)))
+        i++;
+    return i;
+}
+
+// Returns the common name of a key of the file.
+static const char *hf_common_name(const Family *family, const char *name) {
+    for (size_t i = 0; i < HF_RENAMED; i++)
+        if (text_is_one_of(family->name, hf_renamed[i].families) && !strcmp(hf_renamed[i].name, name))
+            return hf_renamed[i].key;
+    return name;
 }
 
 // Refuses null for keys for which transformers refuses null; read as absent, null would silently give the default. For
@@ -138,9 +166,9 @@ static void hf_check_nulls(const cJSON *root, const Family *family, const char *
                                              {"original_max_position_embeddings", "phi3"}};
     const cJSON *item;
     cJSON_ArrayForEach(item, root) {
-        const int found = config_key_find(item->string),
-                  original = found >= 0 && strcmp(item->string, config_keys[found].name);
-        const int index = original && !hf_has_original_names(family) ? -1 : found;
+        const char *common = hf_common_name(family, item->string);
+        const int found = config_key_find(common), original = found >= 0 && strcmp(common, config_keys[found].name);
+        const int index = original && !family->learned_positions ? -1 : found; // only GPT-2 has original names
         const char *name = index < 0 ? item->string : config_keys[index].name;
         int refused = index >= 0 && family_has_key(family, name) && !config_keys[index].scaling &&
                       !text_is_one_of(name, "rope_theta|rope_local_base_freq|layer_types|sliding_window|pad_token_id");

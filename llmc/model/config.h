@@ -102,7 +102,6 @@ typedef struct {
 } ConfigKey;
 
 enum { OPTIONAL = 1 };
-#define LFM_NORM_EPS   "norm_eps" // LFM's name of rms_norm_eps
 #define LLAMA3_SCALED  (1 << ROPE_LLAMA3)
 #define YARN_SCALED    (1 << ROPE_YARN)
 #define DYNAMIC_SCALED (1 << ROPE_DYNAMIC)
@@ -154,7 +153,7 @@ static const ConfigKey config_keys[] = {
     {KEY(linear_num_value_heads), NULL, KEY_SIZE, 1, 1 << 14, 0, OPTIONAL},
     {KEY(linear_key_head_dim), NULL, KEY_SIZE, 1, 1024, 0, OPTIONAL},
     {KEY(linear_value_head_dim), NULL, KEY_SIZE, 1, 1024, 0, OPTIONAL},
-    {KEY(linear_conv_kernel_dim), "conv_L_cache", KEY_SIZE, 1, CONV_TAPS_MAX, 0, OPTIONAL},
+    {KEY(linear_conv_kernel_dim), NULL, KEY_SIZE, 1, CONV_TAPS_MAX, 0, OPTIONAL},
     {KEY(linear_allow_neg_eigval), NULL, KEY_BOOL, 0, 1, 0, OPTIONAL},
     {KEY(q_lora_rank), NULL, KEY_SIZE, 1, 1 << 16, 0, OPTIONAL},
     {KEY(kv_lora_rank), NULL, KEY_SIZE, 1, 1 << 16, 0, OPTIONAL},
@@ -168,7 +167,7 @@ static const ConfigKey config_keys[] = {
     {KEY(moe_intermediate_size), NULL, KEY_SIZE, 1, 1 << 22, 0, OPTIONAL},
     {KEY(shared_expert_intermediate_size), NULL, KEY_SIZE, 0, 1 << 22, 0, OPTIONAL},
     {KEY(decoder_sparse_step), NULL, KEY_SIZE, 1, 4096, 0, OPTIONAL},
-    {KEY(first_k_dense_replace), "num_dense_layers", KEY_SIZE, 0, 4096, 0, OPTIONAL},
+    {KEY(first_k_dense_replace), NULL, KEY_SIZE, 0, 4096, 0, OPTIONAL},
     {KEY(mlp_only_layers), NULL, KEY_LAYERS, 0, 0, 0, OPTIONAL},
     {KEY(n_group), NULL, KEY_SIZE, 1, EXPERTS_MOST, 0, OPTIONAL},
     {KEY(topk_group), NULL, KEY_SIZE, 1, EXPERTS_MOST, 0, OPTIONAL},
@@ -201,7 +200,6 @@ static const Family *family_find(const char *name) {
 }
 
 static int config_key_find(const char *name) {
-    if (!strcmp(name, LFM_NORM_EPS)) name = "rms_norm_eps";
     for (size_t i = 0; i < CONFIG_KEYS; i++) {
         if (!strcmp(config_keys[i].name, name) || (config_keys[i].alias && !strcmp(config_keys[i].alias, name)))
             return (int)i;

@@ -122,7 +122,8 @@ struct SharedArray {
 };
 
 struct Barrier {
-    unsigned arrived, thread; // count of threads that have come; the first thread
+    unsigned arrived; // count of threads that have come
+    unsigned thread;  // the first of them
 };
 
 // A block, or the blocks of a cluster

@@ -245,10 +245,11 @@ TEST(configurations_that_are_written) {
         "rope_type=yarn,factor=2",
         "qwen3_moe,num_experts=0",
         "qwen3_5_moe,num_hidden_layers=7,layer_types=lf,shared_expert_intermediate_size=0,router_aux_loss_coef=0",
-        "lfm2,num_hidden_layers=5,layer_types=ccf,conv_L_cache=4,rope_type=yarn,factor=4,head_dim=64",
+        "lfm2,num_hidden_layers=5,layer_types=ccf,linear_conv_kernel_dim=4,rope_type=yarn,factor=4,head_dim=64",
         "lfm3,num_hidden_layers=9",
         "lfm3,num_hidden_layers=5,layer_types=cf,partial_rotary_factor=0.25,attention_bias=true",
-        "lfm2_moe,num_experts=6,num_experts_per_tok=2,num_dense_layers=1,norm_topk_prob=false,routed_scaling_factor=2."
+        "lfm2_moe,num_experts=6,num_experts_per_tok=2,first_k_dense_replace=1,norm_topk_prob=false,routed_scaling_"
+        "factor=2."
         "5",
         "lfm2,num_hidden_layers=2,layer_types=c,tie_word_embeddings=false",
         "muse_glimmer,num_hidden_layers=6",

@@ -36,7 +36,7 @@ more passes of a method. The passes leave the loss and every gradient on the hos
 // The same with windows, norms after branches, a gate a head
 #define TINY_SHORT3                                                                                                    \
     "lfm3,hidden_size=20,intermediate_size=16,num_hidden_layers=4,num_attention_heads=4,num_key_value_heads=2,"        \
-    "head_dim=8,vocab_size=29,pad_token_id=3,layer_types=scfc,sliding_window=6,conv_L_cache=7"
+    "head_dim=8,vocab_size=29,pad_token_id=3,layer_types=scfc,sliding_window=6,linear_conv_kernel_dim=7"
 #define TINY_TIED                                                                                                      \
     "qwen3,hidden_size=12,intermediate_size=16,num_hidden_layers=2,num_attention_heads=1,num_key_value_heads=1,"       \
     "head_dim=16,vocab_size=23,tie_word_embeddings=true"
@@ -72,7 +72,7 @@ more passes of a method. The passes leave the loss and every gradient on the hos
     "nemotron_h,hidden_size=20,intermediate_size=24,num_hidden_layers=5,layer_types=LeFpL,num_attention_heads=2,"      \
     "num_key_value_heads=1,head_dim=6,vocab_size=23,linear_num_key_heads=2,linear_num_value_heads=4,"                  \
     "linear_key_head_dim=6,linear_value_head_dim=5,num_experts=6,num_experts_per_tok=2,n_group=2,topk_group=1,"        \
-    "moe_intermediate_size=12,shared_expert_intermediate_size=10,time_step_min=1.3,rms_norm_eps=1e-3"
+    "moe_intermediate_size=12,shared_expert_intermediate_size=10,time_step_min=1.3,rms_norm_eps=1e-1"
 // Experts; append mlp_only_layers and num_experts_per_tok.
 #define TINY_EXPERTS                                                                                                   \
     "qwen3_moe,hidden_size=20,intermediate_size=24,num_hidden_layers=3,num_attention_heads=4,num_key_value_heads=2,"   \

@@ -35,7 +35,7 @@ static void head_gate_problem_back(double *const *d, const double *dout, double 
     reference_gate_backward(d[0], d[1], dout, x[0], x[1], 12, 4);
 }
 
-// k, then v: two tokens of three heads of 5 elements, of which 2 are shared
+// k, then v: two tokens of three heads of 5 elements; heads share 2 of them
 static void latent_problem(double *out, double *const *x) {
     reference_latent_expand(out, out + 30, x[0], x[1], 2, 3, 5, 2);
 }

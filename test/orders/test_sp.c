@@ -10,9 +10,11 @@ run as two replicas of two.
 #include "test/streambp/rank_runs.h"
 
 // muse_glimmer in fp32 may differ twice as much as other families, measured 1.1e-5: its norms without weights divide
-// queries, keys and embeddings by lengths that are small for some tokens of the tiny model.
+// queries, keys and embeddings by lengths that are small for some tokens of the tiny model. So may Mamba-2, measured
+// 1.3e-5: gradients of dt_bias and A_log are small sums over all tokens, and the scan over ranks adds in another order.
 static double bound(const Case *c) {
-    const double usual = c->tiny.model.config.family->qk_norm == QK_NORM_BARE ? 2e-5 : 1e-5;
+    const Family *family = c->tiny.model.config.family;
+    const double usual = family->qk_norm == QK_NORM_BARE || family->ssd ? 2e-5 : 1e-5;
     return ops_device->stored == DTYPE_FP64   ? 1e-12
            : ops_device->stored == DTYPE_FP32 ? (c->tiny.lora.rank ? 1e-4 : usual)
                                               : 0.05;
@@ -43,6 +45,7 @@ static const char *const models[] = {
     TINY_LINEAR,
     TINY_SHARED,
     TINY_SHAPES,
+    TINY_MAMBA,
 };
 
 static const struct {
@@ -58,16 +61,16 @@ static const struct {
     {2, {30, 34}},
     {7, {9, 9, 1, 8, 9, 11, 2}},
 };
-enum { MODELS = COUNT_OF(models), HYBRIDS_FROM = MODELS - 4, LENGTHS = COUNT_OF(lengths), STREAMS_MOST = 2 };
+enum { MODELS = COUNT_OF(models), HYBRIDS_FROM = MODELS - 5, LENGTHS = COUNT_OF(lengths), STREAMS_MOST = 2 };
 
 static Case case_of(Config config, int lora) {
     Case c = {0};
     c.tiny = tiny_case_of(config, lora ? 3 : 0);
     // a delta rule's output may nearly vanish; its norm then magnifies rounding
-    if (layers_of_kind(&c.tiny.model.config, LAYER_LINEAR)) c.tiny.model.config.norm_eps = 5e-2;
+    if (layers_of_kind(&c.tiny.model.config, LAYER_LINEAR))
+        c.tiny.model.config.norm_eps = fmax(c.tiny.model.config.norm_eps, 1e-2);
     c.tiny.lora.dropout = 0.3;
-    if (config.family->router == ROUTER_SOFTMAX)
-        c.tiny.settings.router_aux_loss = 0.7, c.tiny.settings.router_z_loss = 0.2;
+    tiny_router_losses(&c.tiny.model, &c.tiny.settings);
     c.tiny.settings.gradient_type = dtype_of_sums(c.tiny.model.dtype), c.tiny.settings.backward = 1;
     return c;
 }

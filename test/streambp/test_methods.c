@@ -34,7 +34,7 @@ static const char *const models[] = {
     TINY_SHORT,
     TINY_SHORT3,
     "lfm2,hidden_size=20,intermediate_size=16,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,"
-    "head_dim=8,vocab_size=29,layer_types=c,conv_L_cache=7,tie_word_embeddings=false",
+    "head_dim=8,vocab_size=29,layer_types=c,linear_conv_kernel_dim=7,tie_word_embeddings=false",
     TINY_SHAPES,
     TINY_MAMBA,
     // experts: one for each token, weights that do not add up to 1; all of them
@@ -53,12 +53,6 @@ static int thinned(void) { return !all_cases() && ops_device->stored != DTYPE_FP
 
 // All models; on emulated kernels every third, from `first` on: the tests together cover all.
 #define FOR_MODELS(i, first) for (size_t i = EMULATED ? (first) : 0; i < MODELS; i += EMULATED ? 3 : 1)
-
-// Sets the losses of routers, which a router with biases lacks.
-static void set_router_losses(TinyCase *c) {
-    if (c->model.config.num_experts && c->model.config.family->router == ROUTER_SOFTMAX)
-        c->settings.router_aux_loss = 0.7, c->settings.router_z_loss = 0.2;
-}
 
 // Compares every method and chunk size with full on one batch.
 static void methods_agree_on(TinyCase c, const char *text, const size_t *length, size_t documents, int masked) {

@@ -327,7 +327,7 @@ TEST(windows_and_states) {
         TINY_LINEAR,
         TINY_MAMBA,
         TINY_HYBRID ",num_hidden_layers=2,layer_types=l,linear_num_value_heads=2,linear_conv_kernel_dim=2",
-        TINY_SHORT ",conv_L_cache=7",
+        TINY_SHORT ",linear_conv_kernel_dim=7",
         TINY_SHORT3,
         TINY_MIXED,
         TINY_SHARED,
