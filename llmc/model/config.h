@@ -52,7 +52,7 @@ typedef struct {
     size_t linear_num_key_heads, linear_num_value_heads, linear_key_head_dim, linear_value_head_dim;
     size_t linear_conv_kernel_dim;
     int linear_allow_neg_eigval;         // DeltaShape.doubled
-    double time_step_min, time_step_max; // Mamba-2: bounds of a token's step
+    double time_step_min; // Mamba-2: least step of a token
     // experts
     size_t num_experts, num_experts_per_tok, moe_intermediate_size;
     size_t shared_expert_intermediate_size;       // width of the shared expert, which every token uses; 0: none
@@ -161,7 +161,6 @@ static const ConfigKey config_keys[] = {
     {KEY(qk_rope_head_dim), NULL, KEY_SIZE, 1, 1024, 0, OPTIONAL},
     {KEY(v_head_dim), NULL, KEY_SIZE, 1, 1024, 0, OPTIONAL},
     {KEY(time_step_min), NULL, KEY_DOUBLE, 0, 1e6, 0, OPTIONAL},
-    {KEY(time_step_max), NULL, KEY_DOUBLE, 0, INFINITY, 0, OPTIONAL},
     {KEY(num_experts), "num_local_experts", KEY_SIZE, 0, EXPERTS_MOST, 0, OPTIONAL},
     {KEY(num_experts_per_tok), "top_k_experts", KEY_SIZE, 1, CHOSEN_MOST, 0, OPTIONAL},
     {KEY(moe_intermediate_size), NULL, KEY_SIZE, 1, 1 << 22, 0, OPTIONAL},
@@ -370,7 +369,7 @@ static Config config_defaults(const Family *family) {
     config.use_qk_norm = 1; // defaults where a family lacks a key
     config.embedding_multiplier = config.residual_multiplier = config.logits_scaling = 1;
     config.qk_scale_factor = config.output_multiplier = 1;
-    config.rope_theta = 10000, config.time_step_max = INFINITY;
+    config.rope_theta = 10000;
     config_set_all(&config, family->defaults, family->name, EXIT_RUNTIME);
     memset(config.given, 0, sizeof(config.given));
     return config;

@@ -153,6 +153,8 @@ succeeds info --init gpt2-xl,n_layer=2 --json
 check 'a key of a preset is overridden' [ "$(json num_hidden_layers)" = 2 ]
 succeeds plan --init qwen3-32b --seq-len 1000000 --dtype bf16 --memory-limit 1TiB --json
 check 'plan solves for the longest' [ "$(json max_seq_len)" -gt 100000 ]
+succeeds plan --init qwen3.5-9b --base nf4 --lora-rank 16 --machine h100,host=2GiB --method seco --seq-len 400000 --json
+check 'a length that fits is no longer than the longest, which needs few states' [ "$(json max_seq_len)" -ge 400000 ]
 # Several processes on paper: plans of the run that mpirun would start.
 ranks() { succeeds plan --init qwen3-0.6b --dtype bf16 --seq-len 4096 --json "$@"; }
 ranks

@@ -322,13 +322,20 @@ static void cpu_delta_forward(Stored *out, Summed *state, Summed *transfer, cons
 
 // ---- backward -------------------------------------------------------------------------------------------------------
 
-// The tensors of a call; dx NULL: only dstate is computed
+// The tensors of a call; dx NULL: only dstate is computed. Mamba-2 (ssd.h) has dD and D, but no db; its da is ddt.
 typedef struct {
     floatX *dx, *db, *da;
-    floatS *dA_log, *ddt_bias, *dstate;
-    const floatX *dout;
+    floatS *dA_log, *ddt_bias, *dD, *dstate;
+    const floatX *dout, *D;
     const floatS *state;
 } DeltaBackward;
+
+// A rule's part of the walk backward: saves what the blocks of a span read; begins a block; runs a block.
+typedef struct {
+    void (*record)(Delta *d, const DeltaBackward *g, const Span *span, size_t key);
+    void (*open)(Delta *d, size_t key, size_t row, size_t rows, int back);
+    void (*block)(Delta *d, const DeltaBackward *g, size_t key, size_t block, int fresh, int last);
+} DeltaRule;
 
 static floatS *history_state(const Delta *d, size_t block, size_t i) {
     return d->history + (block * d->group + i) * delta_history(d);
@@ -486,20 +493,20 @@ static void delta_backward_block(Delta *d, const DeltaBackward *g, size_t key, s
 }
 
 // Runs a key head backward over all spans, last to first.
-static void delta_backward_heads(Delta *d, const DeltaBackward *g, size_t key) {
-    const size_t size = d->rows_k * d->wide_v, elements = d->K * d->V, count = d->shape->spans.count;
+static void delta_backward_heads(Delta *d, const DeltaBackward *g, const DeltaRule *rule, size_t key) {
+    const size_t size = d->rows_k * d->wide_v, elements = d->K * d->V;
     floatS *dstate = g->dstate + key * d->group * elements;
     int last = 0; // 1: dS is still 0
     for (size_t i = 0; i < d->group; i++) delta_open_state(d->dS + i * size, dstate + i * elements, d->K, d->V);
-    for (size_t i = count; i-- > 0;) {
+    for (size_t i = d->shape->spans.count; i-- > 0;) {
         const Span *span = &d->shape->spans.span[i];
         const size_t tokens = span->end - span->begin;
-        if (g->dx) delta_record(d, g, span, key);
+        if (g->dx) rule->record(d, g, span, key);
         for (size_t block = delta_blocks(tokens); block-- > 0;) {
             const size_t at = block * DELTA_BLOCK;
             const int fresh = !block && span->begin == span->document;
-            delta_open_keys(d, key, span->row + at, min_size(DELTA_BLOCK, tokens - at), 1);
-            delta_backward_block(d, g, key, block, fresh, last);
+            rule->open(d, key, span->row + at, min_size(DELTA_BLOCK, tokens - at), 1);
+            rule->block(d, g, key, block, fresh, last);
             last = fresh;
         }
     }
@@ -511,22 +518,29 @@ static void delta_backward_heads(Delta *d, const DeltaBackward *g, size_t key) {
     }
 }
 
-static void cpu_delta_backward(Stored *dx, Stored *db, Stored *da, Summed *dA_log, Summed *ddt_bias, Summed *dstate,
-                               const Stored *dout, const Stored *x, const Stored *b, const Stored *a,
-                               const Stored *A_log, const Stored *dt_bias, const Summed *state, const DeltaShape *shape,
-                               Summed *scratch) {
-    Delta call = delta_call(x, b, a, A_log, dt_bias, shape);
+// Runs a call backward, by the key heads.
+static void delta_backward_call(Delta call, const DeltaBackward *g, const DeltaRule *rule, Summed *scratch) {
+    const DeltaShape *shape = call.shape;
     const size_t blocks = max_size(delta_blocks(delta_rows(shape)), 1);
     const size_t share = delta_cut(&call, NULL, blocks);
     floatS *memory = cache_line_aligned(scratch);
-    const DeltaBackward g = {(floatX *)dx,       (floatX *)db,     (floatX *)da,         (floatS *)dA_log,
-                             (floatS *)ddt_bias, (floatS *)dstate, (const floatX *)dout, (const floatS *)state};
 #pragma omp parallel for schedule(dynamic) num_threads(delta_threads(shape->HK)) if (delta_is_large(shape))
     for (size_t key = 0; key < shape->HK; key++) {
         Delta d = call;
         delta_cut(&d, memory + (size_t)omp_get_thread_num() * share, blocks);
-        delta_backward_heads(&d, &g, key);
+        delta_backward_heads(&d, g, rule, key);
     }
+}
+
+static void cpu_delta_backward(Stored *dx, Stored *db, Stored *da, Summed *dA_log, Summed *ddt_bias, Summed *dstate,
+                               const Stored *dout, const Stored *x, const Stored *b, const Stored *a,
+                               const Stored *A_log, const Stored *dt_bias, const Summed *state, const DeltaShape *shape,
+                               Summed *scratch) {
+    static const DeltaRule rule = {delta_record, delta_open_keys, delta_backward_block};
+    const DeltaBackward g = {
+        (floatX *)dx,     (floatX *)db,         (floatX *)da, (floatS *)dA_log,     (floatS *)ddt_bias, NULL,
+        (floatS *)dstate, (const floatX *)dout, NULL,         (const floatS *)state};
+    delta_backward_call(delta_call(x, b, a, A_log, dt_bias, shape), &g, &rule, scratch);
 }
 
 #endif

@@ -118,16 +118,8 @@ static void cpu_ssd_forward(Stored *out, Summed *state, Summed *transfer, const 
 
 // ---- backward -------------------------------------------------------------------------------------------------------
 
-// The tensors of a call; dx NULL: only dstate is computed
-typedef struct {
-    floatX *dx, *ddt;
-    floatS *dA_log, *dD, *ddt_bias, *dstate;
-    const floatX *dout, *skip;
-    const floatS *state;
-} SsdBackward;
-
 // Saves the transposed state before each block of a span, and the block's u.
-static void ssd_record(Delta *d, const SsdBackward *g, const Span *span, size_t key) {
+static void ssd_record(Delta *d, const DeltaBackward *g, const Span *span, size_t key) {
     const size_t tokens = span->end - span->begin, size = d->rows_k * d->wide_v;
     const int fresh = span->begin == span->document;
     for (size_t i = 0; i < d->group && !fresh; i++)
@@ -146,12 +138,12 @@ static void ssd_record(Delta *d, const SsdBackward *g, const Span *span, size_t 
 }
 
 // Stores a head's gradients of dt in a block, from dstep without the decays' part, and dlog.
-static void ssd_store_steps(const Delta *d, const SsdBackward *g, size_t head, const floatS *dstep, const double *dlog,
-                            double dskip) {
+static void ssd_store_steps(const Delta *d, const DeltaBackward *g, size_t head, const floatS *dstep,
+                            const double *dlog, double dskip) {
     double dA_log = 0, ddt_bias = 0;
     for (size_t t = 0; t < d->tokens; t++) {
         const double to_dt = ((double)dstep[t] - dlog[t] * d->gates.rate) * d->gates.slope[t];
-        g->ddt[(d->row + t) * d->shape->stride + head] = store((floatS)to_dt);
+        g->da[(d->row + t) * d->shape->stride + head] = store((floatS)to_dt);
         dA_log += dlog[t] * d->gates.log_decay[t], ddt_bias += to_dt;
     }
     if (g->dA_log) g->dA_log[head] += (floatS)dA_log;
@@ -161,7 +153,7 @@ static void ssd_store_steps(const Delta *d, const SsdBackward *g, size_t head, c
 
 // Adds a value head's share to dq, dk and dscores. Computes its dv, and the gradients of its steps. u, S, dS: as of
 // delta_block_inputs
-static void ssd_block_inputs(Delta *d, const SsdBackward *g, size_t head, const floatS *u, const floatS *S,
+static void ssd_block_inputs(Delta *d, const DeltaBackward *g, size_t head, const floatS *u, const floatS *S,
                              const floatS *dS) {
     const DeltaGates *gates = &d->gates;
     const floatX *v = ssd_value_row(d, head);
@@ -183,7 +175,7 @@ static void ssd_block_inputs(Delta *d, const SsdBackward *g, size_t head, const 
         if (S) written = (double)gates->whole * delta_state_dot(d, S, d->dS_transposed);
     }
     // 3. values and steps
-    const double dskip = ssd_values_back(g->dx + (v - d->x), dstep, d->r, d->dout, v, gates->beta, load(g->skip[head]),
+    const double dskip = ssd_values_back(g->dx + (v - d->x), dstep, d->r, d->dout, v, gates->beta, load(g->D[head]),
                                          d->tokens, d->W, d->V);
     for (size_t t = 0; t < d->tokens; t++)
         dlog[t] += written, written += (double)gates->to_end[t] * (double)to_state[t];
@@ -192,7 +184,7 @@ static void ssd_block_inputs(Delta *d, const SsdBackward *g, size_t head, const 
 }
 
 // Finishes the gradients of a key head's queries and keys, from all value heads.
-static void ssd_close_keys(Delta *d, const SsdBackward *g, size_t key) {
+static void ssd_close_keys(Delta *d, const DeltaBackward *g, size_t key) {
     floatX *dk = g->dx + ssd_key_at(d, key);
     delta_triangle(d->dq, d->dscores, d->k, d->K, d->rows, 0, scale_one, 0);
     delta_triangle(d->dk, d->dscores, d->q, d->K, d->rows, 1, scale_one, 0);
@@ -201,7 +193,7 @@ static void ssd_close_keys(Delta *d, const SsdBackward *g, size_t key) {
 }
 
 // Runs a block backward. dS becomes the gradient of the state before it. fresh: that state is 0; last: dS is 0
-static void ssd_backward_block(Delta *d, const SsdBackward *g, size_t key, size_t block, int fresh, int last) {
+static void ssd_backward_block(Delta *d, const DeltaBackward *g, size_t key, size_t block, int fresh, int last) {
     const size_t row = d->shape->HV * d->V, keys = d->rows * d->wide_k * sizeof(floatS);
     if (g->dx) memset(d->dq, 0, keys), memset(d->dk, 0, keys);
     if (g->dx) memset(d->dscores, 0, d->rows * DELTA_STRIDE * sizeof(floatS));
@@ -223,49 +215,17 @@ static void ssd_backward_block(Delta *d, const SsdBackward *g, size_t key, size_
     if (g->dx) ssd_close_keys(d, g, key);
 }
 
-// Runs a key head backward over all spans, last to first.
-static void ssd_backward_heads(Delta *d, const SsdBackward *g, size_t key) {
-    const size_t size = d->rows_k * d->wide_v, elements = d->K * d->V;
-    floatS *dstate = g->dstate + key * d->group * elements;
-    int last = 0; // 1: dS is still 0
-    for (size_t i = 0; i < d->group; i++) delta_open_state(d->dS + i * size, dstate + i * elements, d->K, d->V);
-    for (size_t i = d->shape->spans.count; i-- > 0;) {
-        const Span *span = &d->shape->spans.span[i];
-        const size_t tokens = span->end - span->begin;
-        if (g->dx) ssd_record(d, g, span, key);
-        for (size_t block = delta_blocks(tokens); block-- > 0;) {
-            const size_t at = block * DELTA_BLOCK;
-            const int fresh = !block && span->begin == span->document;
-            ssd_open_keys(d, key, span->row + at, min_size(DELTA_BLOCK, tokens - at), 1);
-            ssd_backward_block(d, g, key, block, fresh, last);
-            last = fresh;
-        }
-    }
-    for (size_t i = 0; i < d->group; i++) {
-        if (last)
-            memset(dstate + i * elements, 0, elements * sizeof(floatS));
-        else
-            delta_close_state(dstate + i * elements, d->dS + i * size, d->K, d->V);
-    }
-}
-
 static void cpu_ssd_backward(Stored *dx, Stored *ddt, Summed *dA_log, Summed *dD, Summed *ddt_bias, Summed *dstate,
                              const Stored *dout, const Stored *x, const Stored *dt, const Stored *A_log,
                              const Stored *D, const Stored *dt_bias, const Summed *state, const DeltaShape *shape,
                              Summed *scratch) {
-    Delta call = delta_call(x, NULL, dt, A_log, dt_bias, shape);
-    const size_t blocks = max_size(delta_blocks(delta_rows(shape)), 1);
-    const size_t share = delta_cut(&call, NULL, blocks);
-    floatS *memory = cache_line_aligned(scratch);
-    const SsdBackward g = {(floatX *)dx,         (floatX *)ddt,      (floatS *)dA_log,
-                           (floatS *)dD,         (floatS *)ddt_bias, (floatS *)dstate,
-                           (const floatX *)dout, (const floatX *)D,  (const floatS *)state};
-#pragma omp parallel for schedule(dynamic) num_threads(delta_threads(shape->HK)) if (delta_is_large(shape))
-    for (size_t key = 0; key < shape->HK; key++) {
-        Delta d = call;
-        delta_cut(&d, memory + (size_t)omp_get_thread_num() * share, blocks);
-        ssd_backward_heads(&d, &g, key);
-    }
+    static const DeltaRule rule = {ssd_record, ssd_open_keys, ssd_backward_block};
+    const DeltaBackward g = {(floatX *)dx,       NULL,
+                             (floatX *)ddt,      (floatS *)dA_log,
+                             (floatS *)ddt_bias, (floatS *)dD,
+                             (floatS *)dstate,   (const floatX *)dout,
+                             (const floatX *)D,  (const floatS *)state};
+    delta_backward_call(delta_call(x, NULL, dt, A_log, dt_bias, shape), &g, &rule, scratch);
 }
 
 #endif
