@@ -4,7 +4,7 @@ transformers needs are written.
 */
 #ifndef LLMC_HF_CONSTANTS_H
 #define LLMC_HF_CONSTANTS_H
-#include "llmc/model/config.h"
+#include "llmc/model/config_text.h"
 #include "llmc/base/json.h"
 
 typedef struct {

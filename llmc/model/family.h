@@ -1,7 +1,7 @@
 /*
 Model families: rows of `families`, with the defaults of the config class in transformers, switches and tensor names.
 One decoder block covers them all; switches select its parts. A preset is a family with a published model's numbers. To
-add a family, add a row here, the config.json keys to refuse to hf_config.h, and a golden model to the tests.
+add a family, add a row here, the config.json keys to refuse to hf_constants.h, and a golden model to the tests.
 */
 #ifndef LLMC_FAMILY_H
 #define LLMC_FAMILY_H

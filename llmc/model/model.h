@@ -9,7 +9,7 @@ transposed).
 */
 #ifndef LLMC_MODEL_H
 #define LLMC_MODEL_H
-#include "config.h"
+#include "config_text.h"
 #include "llmc/base/dtype.h"
 #include "llmc/ranks/dist.h"
 #include "llmc/ranks/world.h"

@@ -290,7 +290,7 @@ static void case_ssd_backward(const OpShape *s) {
     expect(dx, DELTA_SLACK, 1);
     expect(ddt, DELTA_SLACK, 1);
     expect(dA_log, DELTA_SLACK, sqrt((double)s->n));
-    expect(dD, rounds_operands() ? 0.04 : DELTA_SLACK, sqrt((double)(s->n * d.l.shape.V))); // not rounded terms
+    expect(dD, rounds_operands() ? 0.04 : (double)DELTA_SLACK, sqrt((double)(s->n * d.l.shape.V))); // not rounded terms
     expect(ddt_bias, DELTA_SLACK, sqrt((double)s->n));
     expect(dstate, DELTA_SLACK, 1);
 }

@@ -5,7 +5,7 @@ windows of every preset, 4096 tokens in chunks of 1024. A pass takes at most 1.1
 (1.5 in windows below 256).
 */
 #include "test/base/testing.h"
-#include "llmc/model/config.h"
+#include "llmc/model/config_text.h"
 #include "llmc/ops/cpu/attention_tasks.h"
 
 enum { THREADS_MOST = 64, TASKS_MOST = 4096 };

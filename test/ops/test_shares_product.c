@@ -7,7 +7,7 @@ without the rounding to tiles. The threads of a product meet once; no two write 
 panels of columns, which are whole lines.
 */
 #include "test/base/testing.h"
-#include "llmc/model/config.h"
+#include "llmc/model/config_text.h"
 #include "llmc/ops/cpu/product_plain.h"
 
 enum { THREADS_MOST = 64 };
