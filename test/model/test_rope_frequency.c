@@ -4,6 +4,7 @@ configuration's, and its factor of cosine and sine.
 */
 #include "llmc/base/file.h"
 #include "llmc/base/hash.h"
+#include "llmc/model/config_text.h"
 #include "llmc/model/rope_frequency.h"
 #include "test/base/testing.h"
 
