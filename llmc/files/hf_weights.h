@@ -432,6 +432,7 @@ static void hf_take_others(WeightSource *source, const SafeTensors *list, const 
         } else if (text_ends_with(tensor->name, source->missing)) { // _orig_mod.NAME, as torch.compile saves it
             const int n = (int)(strlen(tensor->name) - strlen(source->missing)) - 1,
                       peft = !strncmp(tensor->name, "base_model.", 11);
+            if (n < 0 || tensor->name[n] != '.') continue; // language_model.NAME is no wrapper's name of model.NAME
             snprintf(advice, sizeof(advice), "; save the model within the wrapper: model.%.*s", peft ? 18 : n,
                      peft ? "merge_and_unload()" : tensor->name);
         }

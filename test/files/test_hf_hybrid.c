@@ -104,6 +104,15 @@ TEST(what_the_outer_object_says) {
     free(json), free(tied), free(bare);
 }
 
+// A text_config that is a whole config.json, without an architecture, is read as within the composite model.
+TEST(a_text_config_alone) {
+    char *whole = read_in(GOLDEN "muse_glimmer", "config.json", NULL), *within = checked_strdup(config_of(whole));
+    cJSON *root = cJSON_Parse(whole);
+    char *text = cJSON_Print(json_get(root, "text_config"));
+    assert_string_equal(config_of(text), within);
+    free(text), free(within), cJSON_Delete(root);
+}
+
 static void read_config(const void *folder) {
     char remark[256];
     hf_directory_config((const char *)folder, remark, sizeof(remark));
