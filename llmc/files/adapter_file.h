@@ -314,8 +314,8 @@ static void adapter_rename_router(const SafeTensors *list, const Family *family)
     char from[64], to[64];
     if (!family->names.router) return;
     snprintf(from, sizeof(from), ".%.*s.lora_", (int)lora_name_length(family->names.router), family->names.router);
-    snprintf(to, sizeof(to), ".%.*s.lora_", (int)lora_name_length(family->names.layer[ROUTER_WEIGHT]),
-             family->names.layer[ROUTER_WEIGHT]);
+    snprintf(to, sizeof(to), ".%.*s.lora_", (int)lora_name_length(family->names.layer.ROUTER_WEIGHT),
+             family->names.layer.ROUTER_WEIGHT);
     for (SafeTensor *t = list->tensors; t < list->tensors + list->count; t++) {
         char *at = strstr(t->name, from);
         if (!at) continue;
@@ -365,7 +365,7 @@ static size_t adapter_rename_text(const SafeTensors *list, const Family *family)
 
 // Returns why a tensor that is not in the table is refused.
 static const char *adapter_why_refused(const Family *family, const char *name) {
-    const char *projection = family->names.layer[INPUT_PROJECTION];
+    const char *projection = family->names.layer.INPUT_PROJECTION;
     char joint[64];
     snprintf(joint, sizeof(joint), ".%s", projection ? projection : "");
     joint[lora_name_length(joint)] = 0;

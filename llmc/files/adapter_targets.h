@@ -355,7 +355,7 @@ static int adapter_split_name(const Lora *lora, size_t i, char name[64]) {
     if (i < 3)
         lora_expert_name(family, 0, 0, i, whole);
     else
-        snprintf(whole, sizeof(whole), "%s", family->names.layer[ROUTER_WEIGHT]);
+        snprintf(whole, sizeof(whole), "%s", family->names.layer.ROUTER_WEIGHT);
     size_t end = lora_name_length(whole), begin = end, any = 0;
     while (begin && whole[begin - 1] != '.') begin--;
     for (size_t l = 0; l < lora->table.config.num_hidden_layers; l++)

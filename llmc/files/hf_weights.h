@@ -224,7 +224,7 @@ static SafeTensor *hf_find_norm(const SafeTensors *list, const Family *family, c
 
 // Tells whether files hold the convolution in three tensors: channels of q, of k and of v.
 static int hf_splits_convolution(const Family *family, const Parameter *p) {
-    return p->role == ROLE_CONV && family->names.layer[IN_K_WEIGHT];
+    return p->role == ROLE_CONV && family->names.layer.IN_K_WEIGHT;
 }
 
 // Prints the name of one of these three: linear_attn.q_conv1d.weight for linear_attn.conv1d.weight.
@@ -269,8 +269,8 @@ static int hf_take_convolution(WeightSource *source, size_t parameter, const Saf
 // Prints the name of a parameter's piece in files, or of the router in files with split experts.
 static const char *hf_piece_name(const Family *family, const char *prefix, const Parameter *p, size_t piece,
                                  char out[HF_NAME]) {
-    const int down = p->experts && text_ends_with(p->name, family->names.layer[EXPERTS_DOWN]);
-    const char *own = family->names.layer[!p->experts ? ROUTER_WEIGHT : down ? EXPERTS_DOWN : EXPERTS_GATE_UP];
+    const int down = p->experts && text_ends_with(p->name, family->names.layer.EXPERTS_DOWN);
+    const char *own = layer_name(family, !p->experts ? ROUTER_WEIGHT : down ? EXPERTS_DOWN : EXPERTS_GATE_UP);
     const char *split =
         !p->experts ? family->names.router : family->names.expert[down ? 2 : piece % expert_parts(family)];
     char name[HF_NAME];
@@ -336,7 +336,7 @@ static size_t hf_layer_constants(const Model *model, const char *prefix, size_t 
              : family_has_convolution(c->family) ? "feed_forward.expert_bias"
                                                  : "");
     if (!model->layer_scalar && !family_has_convolution(c->family)) { // next to the router's weight
-        const char *router = c->family->names.layer[ROUTER_WEIGHT];
+        const char *router = c->family->names.layer.ROUTER_WEIGHT;
         snprintf(name + begin, sizeof(name) - begin, "%.*s.e_score_correction_bias",
                  (int)(strlen(router) - strlen(".weight")), router);
     }

@@ -12,25 +12,35 @@ add a family, add a row here, the config.json keys to refuse to hf_constants.h, 
 // and v weights; their biases; gate and up; the first of linear attention. A file may hold these neighbours as one
 // tensor (GPT-2's c_attn), and the driver may use them as one (gate and up).
 // clang-format off
-typedef enum {
-    NORM1_WEIGHT, NORM1_BIAS,
-    Q_WEIGHT, K_WEIGHT, V_WEIGHT, Q_BIAS, K_BIAS, V_BIAS, Q_NORM, K_NORM, O_WEIGHT, O_BIAS, // attention
-    IN_GATE_WEIGHT, // linear attention of Mamba-2: z, before its inputs
-    IN_QKV_WEIGHT, IN_K_WEIGHT, IN_V_WEIGHT, // linear; of q alone if the family names IN_K_WEIGHT
-    IN_Z_WEIGHT, IN_B_WEIGHT, IN_A_WEIGHT, CONV_WEIGHT, DT_BIAS, A_LOG, GATED_NORM, OUT_WEIGHT, // linear
-    POST_NORM1,
-    NORM2_WEIGHT, NORM2_BIAS,
-    GATE_WEIGHT, UP_WEIGHT, GATE_BIAS, UP_BIAS, DOWN_WEIGHT, DOWN_BIAS, // dense MLP
-    ROUTER_WEIGHT, SHARED_SCALE_WEIGHT, SHARED_GATE_WEIGHT, SHARED_UP_WEIGHT, SHARED_DOWN_WEIGHT, // experts
-    EXPERTS_GATE_UP, EXPERTS_DOWN,
-    POST_NORM2,
-    SINKS, OUTPUT_GATE, QUERY_DOWN, KEY_VALUE_UP, // attention
-    ROUTER_BIAS, ROUTER_NORM, EXPERTS_SCALE, EXPERTS_GATE_UP_BIAS, EXPERTS_DOWN_BIAS, // experts
-    DENSE_POST_NORM, EXPERTS_PRE_NORM, EXPERTS_POST_NORM, // experts next to a dense MLP
-    INPUT_TABLE, INPUT_PROJECTION, INPUT_GATE, INPUT_OUT, INPUT_NORM, // the layer's own input
-    CONV_BIAS, SKIP, // linear attention of Mamba-2: SKIP is D
-    LAYER_TENSORS
-} LayerTensor;
+#define LAYER_TENSOR_LIST(_)                                                                                           \
+    _(NORM1_WEIGHT) _(NORM1_BIAS)                                                                                      \
+    /* attention */                                                                                                    \
+    _(Q_WEIGHT) _(K_WEIGHT) _(V_WEIGHT) _(Q_BIAS) _(K_BIAS) _(V_BIAS) _(Q_NORM) _(K_NORM) _(O_WEIGHT) _(O_BIAS)        \
+    /* linear attention; z of Mamba-2; q, k, v, or q alone if the family names IN_K_WEIGHT */                          \
+    _(IN_GATE_WEIGHT) _(IN_QKV_WEIGHT) _(IN_K_WEIGHT) _(IN_V_WEIGHT)                                                   \
+    _(IN_Z_WEIGHT) _(IN_B_WEIGHT) _(IN_A_WEIGHT) _(CONV_WEIGHT) _(DT_BIAS) _(A_LOG) _(GATED_NORM) _(OUT_WEIGHT)        \
+    _(POST_NORM1) _(NORM2_WEIGHT) _(NORM2_BIAS)                                                                        \
+    /* dense MLP */                                                                                                    \
+    _(GATE_WEIGHT) _(UP_WEIGHT) _(GATE_BIAS) _(UP_BIAS) _(DOWN_WEIGHT) _(DOWN_BIAS)                                    \
+    /* experts */                                                                                                      \
+    _(ROUTER_WEIGHT) _(SHARED_SCALE_WEIGHT) _(SHARED_GATE_WEIGHT) _(SHARED_UP_WEIGHT) _(SHARED_DOWN_WEIGHT)            \
+    _(EXPERTS_GATE_UP) _(EXPERTS_DOWN) _(POST_NORM2)                                                                   \
+    /* attention; the last two of latent attention */                                                                  \
+    _(SINKS) _(OUTPUT_GATE) _(QUERY_DOWN) _(KEY_VALUE_UP)                                                              \
+    /* experts; the last three of experts next to a dense MLP */                                                       \
+    _(ROUTER_BIAS) _(ROUTER_NORM) _(EXPERTS_SCALE) _(EXPERTS_GATE_UP_BIAS) _(EXPERTS_DOWN_BIAS)                        \
+    _(DENSE_POST_NORM) _(EXPERTS_PRE_NORM) _(EXPERTS_POST_NORM)                                                        \
+    /* the layer's own input */                                                                                        \
+    _(INPUT_TABLE) _(INPUT_PROJECTION) _(INPUT_GATE) _(INPUT_OUT) _(INPUT_NORM)                                        \
+    /* linear attention of Mamba-2: SKIP is D */                                                                       \
+    _(CONV_BIAS) _(SKIP)
+
+#define LAYER_TENSOR(T) T,
+#define LAYER_TENSOR_NAME(T) const char *T;
+typedef enum { LAYER_TENSOR_LIST(LAYER_TENSOR) LAYER_TENSORS } LayerTensor;
+
+// What files call a layer's tensors. NULL: absent, or part of the tensor before it
+typedef struct { LAYER_TENSOR_LIST(LAYER_TENSOR_NAME) } LayerNames;
 
 // The tensors outside the layers: the first three precede the layers, the rest follow the layers
 typedef enum {
@@ -51,10 +61,10 @@ typedef enum { QK_NORM_NONE, QK_NORM_HEADS, QK_NORM_WHOLE, QK_NORM_ROTATED, QK_N
 typedef struct {
     const char *layer_prefix; // with one %zu
     const char *model[MODEL_TENSORS];
-    const char *layer[LAYER_TENSORS]; // NULL: absent, or part of the tensor before it
+    LayerNames layer;
     const char *expert[3]; // gate, up and down in files with a tensor for each expert, with one %zu; without a gate up,
                            // NULL and down
-    const char *router;               // the router in files with a tensor for each expert; NULL: as in `layer`
+    const char *router;    // the router in files with a tensor for each expert; NULL: as in `layer`
 } TensorNames;
 
 typedef struct {
@@ -103,12 +113,17 @@ typedef struct {
     TensorNames names;
 } Family;
 
+// Returns the name of a layer's tensor after the layer's prefix, or NULL.
+static const char *layer_name(const Family *family, int tensor) {
+    return ((const char *const *)&family->names.layer)[tensor];
+}
+
 // Tells whether layers of the family may have linear attention.
 static int family_has_linear(const Family *family) { return strpbrk(family->layer_types, "lL") != NULL; }
 
 // Tells whether a shared expert is next to experts that are chosen by logistic functions.
 static int family_has_shared(const Family *family) {
-    return family->router == ROUTER_SIGMOID && family->names.layer[SHARED_DOWN_WEIGHT];
+    return family->router == ROUTER_SIGMOID && family->names.layer.SHARED_DOWN_WEIGHT;
 }
 
 // Tells whether files give the number of shared experts, each as wide as another expert, not the width of all.
@@ -121,63 +136,72 @@ static size_t expert_parts(const Family *family) { return activation_width(famil
 static int family_has_convolution(const Family *family) { return strchr(family->layer_types, 'c') != NULL; }
 
 // clang-format off
-#define NO_LINEAR_NAMES NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
-#define LINEAR_NAMES NULL, "linear_attn.in_proj_qkv.weight", NULL, NULL, "linear_attn.in_proj_z.weight",               \
-    "linear_attn.in_proj_b.weight", "linear_attn.in_proj_a.weight", "linear_attn.conv1d.weight",                       \
-    "linear_attn.dt_bias", "linear_attn.A_log", "linear_attn.norm.weight", "linear_attn.out_proj.weight"
-#define FUSED_LINEAR_NAMES NULL, "linear_attn.in_proj_qkvz.weight", NULL, NULL, NULL,                                  \
-    "linear_attn.in_proj_ba.weight", NULL,                                                                             \
-    "linear_attn.conv1d.weight", "linear_attn.dt_bias", "linear_attn.A_log", "linear_attn.norm.weight",                \
-    "linear_attn.out_proj.weight"
-#define CONVOLUTION_NAMES NULL, "conv.in_proj.weight", NULL, NULL, NULL, NULL, NULL, "conv.conv.weight", NULL, NULL,   \
-    NULL, "conv.out_proj.weight"
-#define OLMO_LINEAR_NAMES NULL, "linear_attn.q_proj.weight", "linear_attn.k_proj.weight", "linear_attn.v_proj.weight", \
-    "linear_attn.g_proj.weight", "linear_attn.b_proj.weight", "linear_attn.a_proj.weight",                             \
-    "linear_attn.conv1d.weight", "linear_attn.dt_bias", "linear_attn.A_log", "linear_attn.o_norm.weight",              \
-    "linear_attn.o_proj.weight"
-// Argument: the names of QK-norm
-#define ATTENTION_NORM_NAMES(...) "self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight",     \
-    "self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias", __VA_ARGS__,                            \
-    "self_attn.o_proj.weight", "self_attn.o_proj.bias"
-#define ATTENTION_NAMES ATTENTION_NORM_NAMES("self_attn.q_norm.weight", "self_attn.k_norm.weight")
-#define MLP_NAMES "mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.gate_proj.bias", "mlp.up_proj.bias",              \
-    "mlp.down_proj.weight", "mlp.down_proj.bias"
-#define LFM_MLP_NAMES "feed_forward.w1.weight", "feed_forward.w3.weight", NULL, NULL, "feed_forward.w2.weight", NULL
-#define NO_MLP_NAMES NULL, NULL, NULL, NULL, NULL, NULL
-#define FUSED_MLP_NAMES "mlp.gate_up_proj.weight", NULL, NULL, NULL, "mlp.down_proj.weight", NULL
-// Latent attention: Q_WEIGHT is the second product of queries; K_WEIGHT and V_WEIGHT make the latent and the shared key
-#define LATENT_NAMES "self_attn.q_b_proj.weight", "self_attn.kv_a_proj_with_mqa.weight", NULL, NULL, NULL, NULL,       \
-    "self_attn.q_a_layernorm.weight", "self_attn.kv_a_layernorm.weight", "self_attn.o_proj.weight", NULL
-#define NO_EXPERT_NAMES NULL, NULL, NULL, NULL, NULL, NULL, NULL
-#define EXPERT_NAMES "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
-#define SHARED_EXPERT_NAMES "mlp.gate.weight", "mlp.shared_expert_gate.weight", "mlp.shared_expert.gate_proj.weight",  \
-    "mlp.shared_expert.up_proj.weight", "mlp.shared_expert.down_proj.weight", EXPERT_NAMES
-#define SHARED_EXPERTS_NAMES "mlp.gate.weight", NULL, "mlp.shared_experts.gate_proj.weight",                           \
-    "mlp.shared_experts.up_proj.weight", "mlp.shared_experts.down_proj.weight", EXPERT_NAMES
+// Part of LayerNames, in its order
+#define LINEAR_NAMES .IN_QKV_WEIGHT = "linear_attn.in_proj_qkv.weight",                                                \
+    .IN_Z_WEIGHT = "linear_attn.in_proj_z.weight", .IN_B_WEIGHT = "linear_attn.in_proj_b.weight",                      \
+    .IN_A_WEIGHT = "linear_attn.in_proj_a.weight", .CONV_WEIGHT = "linear_attn.conv1d.weight",                         \
+    .DT_BIAS = "linear_attn.dt_bias", .A_LOG = "linear_attn.A_log", .GATED_NORM = "linear_attn.norm.weight",           \
+    .OUT_WEIGHT = "linear_attn.out_proj.weight"
+#define FUSED_LINEAR_NAMES .IN_QKV_WEIGHT = "linear_attn.in_proj_qkvz.weight",                                         \
+    .IN_B_WEIGHT = "linear_attn.in_proj_ba.weight", .CONV_WEIGHT = "linear_attn.conv1d.weight",                        \
+    .DT_BIAS = "linear_attn.dt_bias", .A_LOG = "linear_attn.A_log", .GATED_NORM = "linear_attn.norm.weight",           \
+    .OUT_WEIGHT = "linear_attn.out_proj.weight"
+#define CONVOLUTION_NAMES .IN_QKV_WEIGHT = "conv.in_proj.weight", .CONV_WEIGHT = "conv.conv.weight",                   \
+    .OUT_WEIGHT = "conv.out_proj.weight"
+#define OLMO_LINEAR_NAMES .IN_QKV_WEIGHT = "linear_attn.q_proj.weight", .IN_K_WEIGHT = "linear_attn.k_proj.weight",    \
+    .IN_V_WEIGHT = "linear_attn.v_proj.weight", .IN_Z_WEIGHT = "linear_attn.g_proj.weight",                            \
+    .IN_B_WEIGHT = "linear_attn.b_proj.weight", .IN_A_WEIGHT = "linear_attn.a_proj.weight",                            \
+    .CONV_WEIGHT = "linear_attn.conv1d.weight", .DT_BIAS = "linear_attn.dt_bias", .A_LOG = "linear_attn.A_log",        \
+    .GATED_NORM = "linear_attn.o_norm.weight", .OUT_WEIGHT = "linear_attn.o_proj.weight"
+#define ATTENTION_PRODUCTS .Q_WEIGHT = "self_attn.q_proj.weight", .K_WEIGHT = "self_attn.k_proj.weight",               \
+    .V_WEIGHT = "self_attn.v_proj.weight", .Q_BIAS = "self_attn.q_proj.bias", .K_BIAS = "self_attn.k_proj.bias",       \
+    .V_BIAS = "self_attn.v_proj.bias"
+#define ATTENTION_OUTPUT .O_WEIGHT = "self_attn.o_proj.weight", .O_BIAS = "self_attn.o_proj.bias"
+#define ATTENTION_NAMES ATTENTION_PRODUCTS, .Q_NORM = "self_attn.q_norm.weight",                                       \
+    .K_NORM = "self_attn.k_norm.weight", ATTENTION_OUTPUT
+#define MLP_NAMES .GATE_WEIGHT = "mlp.gate_proj.weight", .UP_WEIGHT = "mlp.up_proj.weight",                            \
+    .GATE_BIAS = "mlp.gate_proj.bias", .UP_BIAS = "mlp.up_proj.bias", .DOWN_WEIGHT = "mlp.down_proj.weight",           \
+    .DOWN_BIAS = "mlp.down_proj.bias"
+#define LFM_MLP_NAMES .GATE_WEIGHT = "feed_forward.w1.weight", .UP_WEIGHT = "feed_forward.w3.weight",                  \
+    .DOWN_WEIGHT = "feed_forward.w2.weight"
+#define FUSED_MLP_NAMES .GATE_WEIGHT = "mlp.gate_up_proj.weight", .DOWN_WEIGHT = "mlp.down_proj.weight"
+#define EXPERT_NAMES .EXPERTS_GATE_UP = "mlp.experts.gate_up_proj", .EXPERTS_DOWN = "mlp.experts.down_proj"
+#define SHARED_EXPERT_NAMES .ROUTER_WEIGHT = "mlp.gate.weight",                                                        \
+    .SHARED_SCALE_WEIGHT = "mlp.shared_expert_gate.weight",                                                            \
+    .SHARED_GATE_WEIGHT = "mlp.shared_expert.gate_proj.weight",                                                        \
+    .SHARED_UP_WEIGHT = "mlp.shared_expert.up_proj.weight",                                                            \
+    .SHARED_DOWN_WEIGHT = "mlp.shared_expert.down_proj.weight", EXPERT_NAMES
 #define SPLIT_NAMES {"mlp.experts.%zu.gate_proj.weight", "mlp.experts.%zu.up_proj.weight",                             \
     "mlp.experts.%zu.down_proj.weight"}
-// Names of a layer with norms before attention and MLP. Arguments: the names of linear attention's and MLP's tensors
-#define BLOCK_NAMES(LINEAR, MLP) "input_layernorm.weight", NULL, ATTENTION_NAMES, LINEAR, NULL,                        \
-    "post_attention_layernorm.weight", NULL, MLP
-#define LATENT_BLOCK_NAMES "input_layernorm.weight", NULL, LATENT_NAMES, NO_LINEAR_NAMES, NULL,                        \
-    "post_attention_layernorm.weight", NULL, MLP_NAMES, SHARED_EXPERTS_NAMES, NULL, NULL, NULL,                        \
-    "self_attn.q_a_proj.weight", "self_attn.kv_b_proj.weight"
+#define SHARED_EXPERTS_NAMES .ROUTER_WEIGHT = "mlp.gate.weight",                                                       \
+    .SHARED_GATE_WEIGHT = "mlp.shared_experts.gate_proj.weight",                                                       \
+    .SHARED_UP_WEIGHT = "mlp.shared_experts.up_proj.weight",                                                           \
+    .SHARED_DOWN_WEIGHT = "mlp.shared_experts.down_proj.weight", EXPERT_NAMES
+// Names of a layer with norms before attention and MLP: the part up to linear attention, and the second norm
+#define BLOCK_NAMES .NORM1_WEIGHT = "input_layernorm.weight", ATTENTION_NAMES
+#define NORM2_NAME .NORM2_WEIGHT = "post_attention_layernorm.weight"
+#define LLAMA_LAYER_NAMES {BLOCK_NAMES, NORM2_NAME, MLP_NAMES}
+#define OLMO_LAYER_NAMES {ATTENTION_NAMES, .POST_NORM1 = "post_attention_layernorm.weight", MLP_NAMES,                 \
+    .POST_NORM2 = "post_feedforward_layernorm.weight"}
+#define LFM2_LAYER_NAMES .NORM1_WEIGHT = "operator_norm.weight", .Q_WEIGHT = "self_attn.q_proj.weight",                \
+    .K_WEIGHT = "self_attn.k_proj.weight", .V_WEIGHT = "self_attn.v_proj.weight",                                      \
+    .Q_NORM = "self_attn.q_layernorm.weight", .K_NORM = "self_attn.k_layernorm.weight",                                \
+    .O_WEIGHT = "self_attn.out_proj.weight", CONVOLUTION_NAMES, .NORM2_WEIGHT = "ffn_norm.weight", LFM_MLP_NAMES
+// Latent attention: Q_WEIGHT is the second product of queries; K_WEIGHT and V_WEIGHT make the latent and the shared key
+#define LATENT_NAMES .Q_WEIGHT = "self_attn.q_b_proj.weight", .K_WEIGHT = "self_attn.kv_a_proj_with_mqa.weight",       \
+    .Q_NORM = "self_attn.q_a_layernorm.weight", .K_NORM = "self_attn.kv_a_layernorm.weight",                           \
+    .O_WEIGHT = "self_attn.o_proj.weight"
+#define LATENT_BLOCK_NAMES .NORM1_WEIGHT = "input_layernorm.weight", LATENT_NAMES, NORM2_NAME, MLP_NAMES,              \
+    SHARED_EXPERTS_NAMES, .QUERY_DOWN = "self_attn.q_a_proj.weight", .KEY_VALUE_UP = "self_attn.kv_b_proj.weight"
 // Nemotron's layers have one branch, whose parts have the prefix "mixer." in every kind of layer
-#define NEMOTRON_LAYER_NAMES {"norm.weight", NULL, "mixer.q_proj.weight", "mixer.k_proj.weight",                       \
-    "mixer.v_proj.weight",                                                                                             \
-    NULL, NULL, NULL, NULL, NULL, "mixer.o_proj.weight", NULL, "mixer.in_proj.weight", NULL, NULL, NULL, NULL, NULL,   \
-    NULL, "mixer.conv1d.weight", "mixer.dt_bias", "mixer.A_log", "mixer.norm.weight", "mixer.out_proj.weight", NULL,   \
-    "norm.weight", NULL, "mixer.up_proj.weight", NULL, NULL, NULL, "mixer.down_proj.weight", NULL,                     \
-    "mixer.gate.weight",                                                                                               \
-    NULL, "mixer.shared_experts.up_proj.weight", NULL, "mixer.shared_experts.down_proj.weight",                        \
-    "mixer.experts.up_proj", "mixer.experts.down_proj", NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,    \
-    NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, "mixer.conv1d.bias", "mixer.D"}
-#define LLAMA_LAYER_NAMES {BLOCK_NAMES(NO_LINEAR_NAMES, MLP_NAMES)}
-#define OLMO_LAYER_NAMES {NULL, NULL, ATTENTION_NAMES, NO_LINEAR_NAMES, "post_attention_layernorm.weight", NULL, NULL, \
-    MLP_NAMES, NO_EXPERT_NAMES, "post_feedforward_layernorm.weight"}
-#define LFM2_LAYER_NAMES "operator_norm.weight", NULL, "self_attn.q_proj.weight", "self_attn.k_proj.weight",           \
-    "self_attn.v_proj.weight", NULL, NULL, NULL, "self_attn.q_layernorm.weight", "self_attn.k_layernorm.weight",       \
-    "self_attn.out_proj.weight", NULL, CONVOLUTION_NAMES, NULL, "ffn_norm.weight", NULL, LFM_MLP_NAMES
+#define NEMOTRON_LAYER_NAMES {.NORM1_WEIGHT = "norm.weight", .Q_WEIGHT = "mixer.q_proj.weight",                        \
+    .K_WEIGHT = "mixer.k_proj.weight", .V_WEIGHT = "mixer.v_proj.weight", .O_WEIGHT = "mixer.o_proj.weight",           \
+    .IN_GATE_WEIGHT = "mixer.in_proj.weight", .CONV_WEIGHT = "mixer.conv1d.weight", .DT_BIAS = "mixer.dt_bias",        \
+    .A_LOG = "mixer.A_log", .GATED_NORM = "mixer.norm.weight", .OUT_WEIGHT = "mixer.out_proj.weight",                  \
+    .NORM2_WEIGHT = "norm.weight", .GATE_WEIGHT = "mixer.up_proj.weight", .DOWN_WEIGHT = "mixer.down_proj.weight",     \
+    .ROUTER_WEIGHT = "mixer.gate.weight", .SHARED_GATE_WEIGHT = "mixer.shared_experts.up_proj.weight",                 \
+    .SHARED_DOWN_WEIGHT = "mixer.shared_experts.down_proj.weight", .EXPERTS_GATE_UP = "mixer.experts.up_proj",         \
+    .EXPERTS_DOWN = "mixer.experts.down_proj", .CONV_BIAS = "mixer.conv1d.bias", .SKIP = "mixer.D"}
 // Names of tensors in files, of all families except GPT-2. Arguments: the final norm; .layer, then .expert and .router
 // of experts.
 #define NAMES_WITH_NORM(FINAL, ...) .names = {.layer_prefix = "model.layers.%zu.", .model =                            \
@@ -195,9 +219,11 @@ static const Family families[] = {
      .names = {.layer_prefix = "transformer.h.%zu.", .model =
      {"transformer.wte.weight", "transformer.wpe.weight", NULL, "transformer.ln_f.weight", "transformer.ln_f.bias",
       "lm_head.weight"}, .layer =
-     {"ln_1.weight", "ln_1.bias", "attn.c_attn.weight", NULL, NULL, "attn.c_attn.bias", NULL, NULL, NULL, NULL,
-      "attn.c_proj.weight", "attn.c_proj.bias", NO_LINEAR_NAMES, NULL, "ln_2.weight", "ln_2.bias", "mlp.c_fc.weight",
-      NULL, "mlp.c_fc.bias", NULL, "mlp.c_proj.weight", "mlp.c_proj.bias"}}},
+     {.NORM1_WEIGHT = "ln_1.weight", .NORM1_BIAS = "ln_1.bias",
+      .Q_WEIGHT = "attn.c_attn.weight", .Q_BIAS = "attn.c_attn.bias", .O_WEIGHT = "attn.c_proj.weight",
+      .O_BIAS = "attn.c_proj.bias", .NORM2_WEIGHT = "ln_2.weight", .NORM2_BIAS = "ln_2.bias",
+      .GATE_WEIGHT = "mlp.c_fc.weight", .GATE_BIAS = "mlp.c_fc.bias", .DOWN_WEIGHT = "mlp.c_proj.weight",
+      .DOWN_BIAS = "mlp.c_proj.bias"}}},
     {.name = "llama", .model_type = "llama", .architecture = "LlamaForCausalLM",
      .defaults =
      "vocab_size=32000,hidden_size=4096,intermediate_size=11008,num_hidden_layers=32,num_attention_heads=32,"
@@ -239,8 +265,9 @@ static const Family families[] = {
      "query_pre_attn_scalar=256",
      .layer_types = "s", .norm = NORM_RMS, .activation = ACTIVATION_GEGLU, .qk_norm = QK_NORM_HEADS, .norm_offset = 1,
      .post_norms = 1, .scaled_embeddings = 1,
-     TENSOR_NAMES({"input_layernorm.weight", NULL, ATTENTION_NAMES, NO_LINEAR_NAMES, "post_attention_layernorm.weight",
-      "pre_feedforward_layernorm.weight", NULL, MLP_NAMES, NO_EXPERT_NAMES, "post_feedforward_layernorm.weight"})},
+     TENSOR_NAMES({.NORM1_WEIGHT = "input_layernorm.weight", ATTENTION_NAMES,
+      .POST_NORM1 = "post_attention_layernorm.weight", .NORM2_WEIGHT = "pre_feedforward_layernorm.weight", MLP_NAMES,
+      .POST_NORM2 = "post_feedforward_layernorm.weight"})},
     {.name = "qwen3_5", .model_type = "qwen3_5_text", .architecture = "Qwen3_5ForCausalLM",
      .defaults =
      "vocab_size=248320,hidden_size=4096,intermediate_size=12288,num_hidden_layers=32,num_attention_heads=16,"
@@ -249,7 +276,7 @@ static const Family families[] = {
      "linear_value_head_dim=128,linear_num_key_heads=16,linear_num_value_heads=32",
      .layer_types = "l", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qk_norm = QK_NORM_HEADS, .norm_offset =
      1, .gated_attention = 1,
-     TENSOR_NAMES({BLOCK_NAMES(LINEAR_NAMES, MLP_NAMES)})},
+     TENSOR_NAMES({BLOCK_NAMES, LINEAR_NAMES, NORM2_NAME, MLP_NAMES})},
     {.name = "smollm3", .model_type = "smollm3", .architecture = "SmolLM3ForCausalLM",
      .defaults =
      "vocab_size=128256,hidden_size=2048,intermediate_size=11008,num_hidden_layers=36,num_attention_heads=16,"
@@ -280,17 +307,16 @@ static const Family families[] = {
      "linear_allow_neg_eigval=true",
      .layer_types = "ln", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qk_norm = QK_NORM_WHOLE,
      .no_pre_norms = 1, .post_norms = 1, .linear_pre_norms = 1, .gated_norm_eps = 1e-5,
-     TENSOR_NAMES({"input_layernorm.weight", NULL, ATTENTION_NAMES, OLMO_LINEAR_NAMES,
-      "post_attention_layernorm.weight", "post_attention_layernorm.weight", NULL, MLP_NAMES, NO_EXPERT_NAMES,
-      "post_feedforward_layernorm.weight"})},
+     TENSOR_NAMES({.NORM1_WEIGHT = "input_layernorm.weight", ATTENTION_NAMES, OLMO_LINEAR_NAMES,
+      .POST_NORM1 = "post_attention_layernorm.weight", .NORM2_WEIGHT = "post_attention_layernorm.weight", MLP_NAMES,
+      .POST_NORM2 = "post_feedforward_layernorm.weight"})},
     {.name = "phi3", .model_type = "phi3", .architecture = "Phi3ForCausalLM",
      .defaults =
      "vocab_size=32064,hidden_size=3072,intermediate_size=8192,num_hidden_layers=32,num_attention_heads=32,"
      "max_position_embeddings=4096,rms_norm_eps=1e-5,rope_theta=10000,layer_types=s,partial_rotary_factor=1",
      .layer_types = "s", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .same_windows = 1, .plain_rope = 1,
-     TENSOR_NAMES({"input_layernorm.weight", NULL, "self_attn.qkv_proj.weight", NULL, NULL, NULL, NULL, NULL, NULL,
-      NULL, "self_attn.o_proj.weight", NULL, NO_LINEAR_NAMES, NULL, "post_attention_layernorm.weight", NULL,
-      FUSED_MLP_NAMES})},
+     TENSOR_NAMES({.NORM1_WEIGHT = "input_layernorm.weight", .Q_WEIGHT = "self_attn.qkv_proj.weight",
+      .O_WEIGHT = "self_attn.o_proj.weight", .NORM2_WEIGHT = "post_attention_layernorm.weight", FUSED_MLP_NAMES})},
     {.name = "glm4", .model_type = "glm4", .architecture = "Glm4ForCausalLM",
      .defaults =
      "vocab_size=151552,hidden_size=4096,intermediate_size=13696,num_hidden_layers=40,num_attention_heads=32,"
@@ -298,8 +324,9 @@ static const Family families[] = {
      "attention_bias=true,partial_rotary_factor=0.5",
      .layer_types = "", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .no_output_bias = 1, .post_norms = 1,
      .interleaved = 1,
-     TENSOR_NAMES({"input_layernorm.weight", NULL, ATTENTION_NAMES, NO_LINEAR_NAMES, "post_self_attn_layernorm.weight",
-      "post_attention_layernorm.weight", NULL, FUSED_MLP_NAMES, NO_EXPERT_NAMES, "post_mlp_layernorm.weight"})},
+     TENSOR_NAMES({.NORM1_WEIGHT = "input_layernorm.weight", ATTENTION_NAMES,
+      .POST_NORM1 = "post_self_attn_layernorm.weight", .NORM2_WEIGHT = "post_attention_layernorm.weight",
+      FUSED_MLP_NAMES, .POST_NORM2 = "post_mlp_layernorm.weight"})},
     {.name = "granite", .model_type = "granite", .architecture = "GraniteForCausalLM",
      .defaults =
      "vocab_size=32000,hidden_size=4096,intermediate_size=11008,num_hidden_layers=32,num_attention_heads=32,"
@@ -319,8 +346,9 @@ static const Family families[] = {
      "vocab_size=290943,hidden_size=4096,intermediate_size=11008,num_hidden_layers=32,num_attention_heads=32,"
      "max_position_embeddings=2048,rms_norm_eps=1e-5,rope_theta=10000,alpha=0",
      .layer_types = "", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qk_norm = QK_NORM_ROTATED,
-     TENSOR_NAMES({"input_layernorm.weight", NULL, ATTENTION_NORM_NAMES("self_attn.query_layernorm.weight",
-      "self_attn.key_layernorm.weight"), NO_LINEAR_NAMES, NULL, "post_attention_layernorm.weight", NULL, MLP_NAMES})},
+     TENSOR_NAMES({.NORM1_WEIGHT = "input_layernorm.weight", ATTENTION_PRODUCTS,
+      .Q_NORM = "self_attn.query_layernorm.weight", .K_NORM = "self_attn.key_layernorm.weight", ATTENTION_OUTPUT,
+      .NORM2_WEIGHT = "post_attention_layernorm.weight", MLP_NAMES})},
     {.name = "ernie4_5", .model_type = "ernie4_5", .architecture = "Ernie4_5ForCausalLM",
      .defaults =
      "vocab_size=103424,hidden_size=1024,intermediate_size=3072,num_hidden_layers=18,num_attention_heads=16,"
@@ -336,9 +364,9 @@ static const Family families[] = {
      "output_multiplier=0.19611613513818404,post_norm_eps=1e-8",
      .layer_types = "sn", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qk_norm = QK_NORM_BARE, .norm_offset = 1,
      .post_norms = 1, .outer_norms = 1,
-     TENSOR_NAMES({"input_layernorm.weight", NULL, ATTENTION_NORM_NAMES(NULL, NULL), NO_LINEAR_NAMES,
-      "post_attention_layernorm.weight", "pre_feedforward_layernorm.weight", NULL, MLP_NAMES, NO_EXPERT_NAMES,
-      "post_feedforward_layernorm.weight", NULL, "self_attn.gate_proj.weight"})},
+     TENSOR_NAMES({.NORM1_WEIGHT = "input_layernorm.weight", ATTENTION_PRODUCTS, ATTENTION_OUTPUT,
+      .POST_NORM1 = "post_attention_layernorm.weight", .NORM2_WEIGHT = "pre_feedforward_layernorm.weight", MLP_NAMES,
+      .POST_NORM2 = "post_feedforward_layernorm.weight", .OUTPUT_GATE = "self_attn.gate_proj.weight"})},
     // intermediate_size: after the class's adjustment of 12288
     {.name = "lfm2", .model_type = "lfm2", .architecture = "Lfm2ForCausalLM",
      .defaults =
@@ -355,9 +383,9 @@ static const Family families[] = {
      "rope_local_base_freq=10000,attention_bias=false,linear_conv_kernel_dim=7",
      .layer_types = "sc", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qk_norm = QK_NORM_HEADS,
      .post_norms = 1, .head_gates = 1, .proportional = 1, .plain_rope = 1,
-     NAMES_WITH_NORM("model.embedding_norm.weight", {"operator_norm.weight", NULL, ATTENTION_NAMES, CONVOLUTION_NAMES,
-      "post_operator_norm.weight", "ffn_norm.weight", NULL, LFM_MLP_NAMES, NO_EXPERT_NAMES, "post_ffn_norm.weight",
-      NULL, "self_attn.g_proj.weight"})},
+     NAMES_WITH_NORM("model.embedding_norm.weight", {.NORM1_WEIGHT = "operator_norm.weight", ATTENTION_NAMES,
+      CONVOLUTION_NAMES, .POST_NORM1 = "post_operator_norm.weight", .NORM2_WEIGHT = "ffn_norm.weight", LFM_MLP_NAMES,
+      .POST_NORM2 = "post_ffn_norm.weight", .OUTPUT_GATE = "self_attn.g_proj.weight"})},
     {.name = "qwen3_moe", .model_type = "qwen3_moe", .architecture = "Qwen3MoeForCausalLM",
      .defaults =
      "vocab_size=151936,hidden_size=2048,intermediate_size=6144,num_hidden_layers=24,num_attention_heads=32,"
@@ -366,7 +394,7 @@ static const Family families[] = {
      "router_aux_loss_coef=0.001",
      .layer_types = "", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qk_norm = QK_NORM_HEADS,
      .router = ROUTER_SOFTMAX,
-     TENSOR_NAMES({BLOCK_NAMES(NO_LINEAR_NAMES, MLP_NAMES), "mlp.gate.weight", NULL, NULL, NULL, NULL, EXPERT_NAMES},
+     TENSOR_NAMES({BLOCK_NAMES, NORM2_NAME, MLP_NAMES, .ROUTER_WEIGHT = "mlp.gate.weight", EXPERT_NAMES},
       .expert = SPLIT_NAMES)},
     {.name = "qwen3_5_moe", .model_type = "qwen3_5_moe_text", .architecture = "Qwen3_5MoeForCausalLM",
      .defaults =
@@ -377,7 +405,7 @@ static const Family families[] = {
      "moe_intermediate_size=512,shared_expert_intermediate_size=512,router_aux_loss_coef=0.001",
      .layer_types = "l", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qk_norm = QK_NORM_HEADS, .norm_offset =
      1, .gated_attention = 1, .router = ROUTER_SOFTMAX, .shared_scale = 1,
-     TENSOR_NAMES({BLOCK_NAMES(LINEAR_NAMES, NO_MLP_NAMES), SHARED_EXPERT_NAMES}, .expert = SPLIT_NAMES)},
+     TENSOR_NAMES({BLOCK_NAMES, LINEAR_NAMES, NORM2_NAME, SHARED_EXPERT_NAMES}, .expert = SPLIT_NAMES)},
     {.name = "qwen3_next", .model_type = "qwen3_next", .architecture = "Qwen3NextForCausalLM",
      .defaults =
      "vocab_size=151936,hidden_size=2048,intermediate_size=5632,num_hidden_layers=48,num_attention_heads=16,"
@@ -388,7 +416,8 @@ static const Family families[] = {
      "decoder_sparse_step=1,mlp_only_layers=none,router_aux_loss_coef=0.001",
      .layer_types = "l", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qk_norm = QK_NORM_HEADS, .norm_offset = 1,
      .gated_attention = 1, .router = ROUTER_SOFTMAX, .shared_scale = 1, .fused_heads = 1,
-     TENSOR_NAMES({BLOCK_NAMES(FUSED_LINEAR_NAMES, MLP_NAMES), SHARED_EXPERT_NAMES}, .expert = SPLIT_NAMES)},
+     TENSOR_NAMES({BLOCK_NAMES, FUSED_LINEAR_NAMES, NORM2_NAME, MLP_NAMES, SHARED_EXPERT_NAMES},
+      .expert = SPLIT_NAMES)},
     {.name = "mixtral", .model_type = "mixtral", .architecture = "MixtralForCausalLM",
      .defaults =
      "vocab_size=32000,hidden_size=4096,intermediate_size=14336,num_hidden_layers=32,num_attention_heads=32,"
@@ -396,9 +425,9 @@ static const Family families[] = {
      "num_experts=8,num_experts_per_tok=2,router_aux_loss_coef=0.001",
      .layer_types = "s", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .router = ROUTER_SOFTMAX,
      .same_windows = 1,
-     TENSOR_NAMES({BLOCK_NAMES(NO_LINEAR_NAMES, NO_MLP_NAMES), "mlp.gate.weight", NULL, NULL, NULL, NULL,
-      EXPERT_NAMES}, .expert = {"block_sparse_moe.experts.%zu.w1.weight", "block_sparse_moe.experts.%zu.w3.weight",
-      "block_sparse_moe.experts.%zu.w2.weight"}, .router = "block_sparse_moe.gate.weight")},
+     TENSOR_NAMES({BLOCK_NAMES, NORM2_NAME, .ROUTER_WEIGHT = "mlp.gate.weight", EXPERT_NAMES}, .expert =
+      {"block_sparse_moe.experts.%zu.w1.weight", "block_sparse_moe.experts.%zu.w3.weight",
+       "block_sparse_moe.experts.%zu.w2.weight"}, .router = "block_sparse_moe.gate.weight")},
     {.name = "glm4_moe", .model_type = "glm4_moe", .architecture = "Glm4MoeForCausalLM",
      .defaults =
      "vocab_size=151552,hidden_size=4096,intermediate_size=10944,num_hidden_layers=46,num_attention_heads=96,"
@@ -408,7 +437,7 @@ static const Family families[] = {
      "routed_scaling_factor=1",
      .layer_types = "", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qk_norm = QK_NORM_HEADS,
      .no_output_bias = 1, .router = ROUTER_SIGMOID, .router_epsilon = 1e-20,
-     TENSOR_NAMES({BLOCK_NAMES(NO_LINEAR_NAMES, MLP_NAMES), SHARED_EXPERTS_NAMES}, .expert = SPLIT_NAMES)},
+     TENSOR_NAMES({BLOCK_NAMES, NORM2_NAME, MLP_NAMES, SHARED_EXPERTS_NAMES}, .expert = SPLIT_NAMES)},
     {.name = "glm4_moe_lite", .model_type = "glm4_moe_lite", .architecture = "Glm4MoeLiteForCausalLM",
      .defaults =
      "vocab_size=154880,hidden_size=2048,intermediate_size=10240,num_hidden_layers=47,num_attention_heads=20,"
@@ -427,10 +456,10 @@ static const Family families[] = {
      "moe_intermediate_size=1792,first_k_dense_replace=2,norm_topk_prob=true,routed_scaling_factor=1",
      .layer_types = "c", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .qk_norm = QK_NORM_HEADS,
      .router = ROUTER_SIGMOID, .router_epsilon = 1e-6,
-     NAMES_WITH_NORM("model.embedding_norm.weight", {LFM2_LAYER_NAMES, "feed_forward.gate.weight", NULL, NULL, NULL,
-      NULL, "feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"}, .expert =
-      {"feed_forward.experts.%zu.w1.weight", "feed_forward.experts.%zu.w3.weight",
-       "feed_forward.experts.%zu.w2.weight"})},
+     NAMES_WITH_NORM("model.embedding_norm.weight", {LFM2_LAYER_NAMES, .ROUTER_WEIGHT = "feed_forward.gate.weight",
+      .EXPERTS_GATE_UP = "feed_forward.experts.gate_up_proj", .EXPERTS_DOWN = "feed_forward.experts.down_proj"},
+      .expert = {"feed_forward.experts.%zu.w1.weight", "feed_forward.experts.%zu.w3.weight",
+      "feed_forward.experts.%zu.w2.weight"})},
     {.name = "gpt_oss", .model_type = "gpt_oss", .architecture = "GptOssForCausalLM",
      .defaults =
      "vocab_size=201088,hidden_size=2880,intermediate_size=2880,num_hidden_layers=36,num_attention_heads=64,"
@@ -440,10 +469,9 @@ static const Family families[] = {
      "swiglu_limit=7,router_aux_loss_coef=0.001",
      .layer_types = "s", .norm = NORM_RMS, .activation = ACTIVATION_CLAMPED, .router = ROUTER_SOFTMAX,
      .expert_biases = 1, .expert_columns = 1, .sinks = 1,
-     TENSOR_NAMES({BLOCK_NAMES(NO_LINEAR_NAMES, NO_MLP_NAMES), "mlp.router.weight", NULL, NULL, NULL, NULL,
-      EXPERT_NAMES, NULL, "self_attn.sinks", NULL, NULL, NULL, "mlp.router.bias", NULL, NULL,
-      "mlp.experts.gate_up_proj_bias",
-      "mlp.experts.down_proj_bias"})},
+     TENSOR_NAMES({BLOCK_NAMES, NORM2_NAME, .ROUTER_WEIGHT = "mlp.router.weight", EXPERT_NAMES,
+      .SINKS = "self_attn.sinks", .ROUTER_BIAS = "mlp.router.bias",
+      .EXPERTS_GATE_UP_BIAS = "mlp.experts.gate_up_proj_bias", .EXPERTS_DOWN_BIAS = "mlp.experts.down_proj_bias"})},
     {.name = "gemma4", .model_type = "gemma4_text", .architecture = "Gemma4ForCausalLM",
      .defaults =
      "vocab_size=262144,hidden_size=2304,intermediate_size=9216,num_hidden_layers=30,num_attention_heads=8,"
@@ -456,14 +484,16 @@ static const Family families[] = {
      .layer_types = "s", .norm = NORM_RMS, .activation = ACTIVATION_GEGLU, .qk_norm = QK_NORM_HEADS, .post_norms = 1,
      .scaled_embeddings = 1, .router = ROUTER_SOFTMAX, .experts_beside = 1, .value_norm = 1, .unscaled_attention = 1,
      .last_full = 1, .proportional = 1, .layer_scalars = 1, .plain_rope = 1,
-     TENSOR_NAMES({"input_layernorm.weight", NULL, ATTENTION_NAMES, NO_LINEAR_NAMES, "post_attention_layernorm.weight",
-      "pre_feedforward_layernorm.weight", NULL, MLP_NAMES, "router.proj.weight", NULL, NULL, NULL, NULL,
-      "experts.gate_up_proj", "experts.down_proj", "post_feedforward_layernorm.weight", NULL, NULL, NULL, NULL, NULL,
-      "router.scale",
-      "router.per_expert_scale", NULL, NULL, "post_feedforward_layernorm_1.weight",
-      "pre_feedforward_layernorm_2.weight", "post_feedforward_layernorm_2.weight", "embed_tokens_per_layer.weight",
-      "per_layer_model_projection.weight", "per_layer_input_gate.weight", "per_layer_projection.weight",
-      "post_per_layer_input_norm.weight"})},
+     TENSOR_NAMES({.NORM1_WEIGHT = "input_layernorm.weight", ATTENTION_NAMES,
+      .POST_NORM1 = "post_attention_layernorm.weight", .NORM2_WEIGHT = "pre_feedforward_layernorm.weight", MLP_NAMES,
+      .ROUTER_WEIGHT = "router.proj.weight", .EXPERTS_GATE_UP = "experts.gate_up_proj",
+      .EXPERTS_DOWN = "experts.down_proj", .POST_NORM2 = "post_feedforward_layernorm.weight",
+      .ROUTER_NORM = "router.scale", .EXPERTS_SCALE = "router.per_expert_scale",
+      .DENSE_POST_NORM = "post_feedforward_layernorm_1.weight",
+      .EXPERTS_PRE_NORM = "pre_feedforward_layernorm_2.weight",
+      .EXPERTS_POST_NORM = "post_feedforward_layernorm_2.weight", .INPUT_TABLE = "embed_tokens_per_layer.weight",
+      .INPUT_PROJECTION = "per_layer_model_projection.weight", .INPUT_GATE = "per_layer_input_gate.weight",
+      .INPUT_OUT = "per_layer_projection.weight", .INPUT_NORM = "post_per_layer_input_norm.weight"})},
     {.name = "nemotron_h", .model_type = "nemotron_h", .architecture = "NemotronHForCausalLM",
      .defaults =
      "vocab_size=131072,hidden_size=4096,intermediate_size=21504,num_hidden_layers=4,num_attention_heads=32,"

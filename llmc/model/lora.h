@@ -74,7 +74,7 @@ static int lora_is_parameter(const Family *family, LayerTensor tensor) {
 // Tells whether a module begins with the tensor. PEFT refuses out_proj of Nemotron, since fused kernels read its weight
 // past an adapter.
 static int lora_can_adapt(const Family *family, LayerTensor tensor) {
-    return family->names.layer[tensor] && !(family->bare_attention && tensor == OUT_WEIGHT);
+    return layer_name(family, tensor) && !(family->bare_attention && tensor == OUT_WEIGHT);
 }
 
 // Returns the index in lora_tensors of the i-th module's first tensor, or LORA_TENSORS.
@@ -101,7 +101,7 @@ static const char *lora_module(const Family *family, size_t i) {
     static char name[64];
     const size_t t = lora_module_at(family, i);
     if (t == LORA_TENSORS) return NULL;
-    const char *whole = family->names.layer[lora_tensors[t]];
+    const char *whole = layer_name(family, lora_tensors[t]);
     snprintf(name, sizeof(name), "%.*s",
              (int)(lora_is_parameter(family, lora_tensors[t]) ? strlen(whole) : lora_name_length(whole)), whole);
     return name;
@@ -126,7 +126,7 @@ static void lora_outer_name(const Family *family, ModelTensor tensor, char name[
 // per expert. For models that are never split like this, derives it from the stacks' name.
 static void lora_expert_name(const Family *family, size_t layer, size_t expert, size_t part, char name[160]) {
     static const char *const ends[] = {"gate_proj", "up_proj", "down_proj"};
-    const char *own = family->names.expert[part], *stack = family->names.layer[EXPERTS_DOWN];
+    const char *own = family->names.expert[part], *stack = family->names.layer.EXPERTS_DOWN;
     const int used = snprintf(name, 160, family->names.layer_prefix, layer);
     if (own)
         snprintf(name + used, 160 - (size_t)used, own, expert);
@@ -171,8 +171,8 @@ static unsigned lora_modules(const Family *family, const char *targets, const ch
     char known[384] = "";
     for (size_t i = 0; (module = lora_module(family, i)) != NULL; i++) {
         const LayerTensor tensor = lora_tensor(family, i);
-        const int gate = family->names.layer[OUTPUT_GATE] && (tensor == GATE_WEIGHT || tensor == OUTPUT_GATE);
-        const int mixer = family->names.layer[IN_K_WEIGHT] && tensor <= OUT_WEIGHT;
+        const int gate = family->names.layer.OUTPUT_GATE && (tensor == GATE_WEIGHT || tensor == OUTPUT_GATE);
+        const int mixer = family->names.layer.IN_K_WEIGHT && tensor <= OUT_WEIGHT;
         // the model has two modules with this end
         const int twice = family->bare_attention && tensor >= GATE_WEIGHT; // experts and dense layers
         const int whole =
@@ -243,7 +243,7 @@ static void lora_add_module(Lora *lora, size_t layer, const char *module, LoraMo
         part->a = a, part->b = b + rows * m.rank, part->columns = columns;
         part->rank = m.rank, part->scale = lora_scale(lora, m);
         rows += part->columns;
-    } while (++t < LORA_TENSORS && !c->family->names.layer[lora_tensors[t]]);
+    } while (++t < LORA_TENSORS && !layer_name(c->family, lora_tensors[t]));
     lora_add_matrix(lora, prefix, module, 'A', E * m.rank, in);
     lora_add_matrix(lora, prefix, module, 'B', rows, m.rank);
     Parameter *p = &lora->table.parameters[lora->table.parameter_count - 1];
@@ -386,10 +386,10 @@ static uint64_t lora_key(const Lora *lora) {
     const uint64_t key = checksum_of(1, &scale, sizeof(scale));
     const size_t L = lora->table.config.num_hidden_layers;
     const Family *family = lora->table.config.family;
-    const size_t row = sizeof(LoraModule) * (family->names.layer[IN_K_WEIGHT]    ? LORA_TENSORS
-                                             : family->names.layer[KEY_VALUE_UP] ? LORA_TENSORS
-                                             : family->names.layer[INPUT_GATE]   ? (size_t)LORA_INPUT_TENSORS
-                                             : family->router                    ? (size_t)LORA_EXPERT_TENSORS
+    const size_t row = sizeof(LoraModule) * (family->names.layer.IN_K_WEIGHT    ? LORA_TENSORS
+                                             : family->names.layer.KEY_VALUE_UP ? LORA_TENSORS
+                                             : family->names.layer.INPUT_GATE   ? (size_t)LORA_INPUT_TENSORS
+                                             : family->router                   ? (size_t)LORA_EXPERT_TENSORS
 
                                                               : (size_t)LORA_DENSE_TENSORS);
     Checksum sum = {{0, 0}};

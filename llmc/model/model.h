@@ -172,7 +172,7 @@ static TensorShape layer_tensor_shape(const Config *c, unsigned form, LayerTenso
     const size_t o_bias = family->biases || (c->attention_bias && !family->no_output_bias);
     const size_t mlp_bias = family->biases || c->mlp_bias;
     const size_t W = linear_channels(c), HV = c->linear_num_value_heads, values = HV * c->linear_value_head_dim;
-    const size_t apart = family->names.layer[IN_K_WEIGHT] != NULL, keys = (W - values) / 2;
+    const size_t apart = family->names.layer.IN_K_WEIGHT != NULL, keys = (W - values) / 2;
     const size_t E = c->num_experts, I = c->moe_intermediate_size, shared = c->shared_expert_intermediate_size;
     const size_t parts = expert_parts(family);
     const size_t biased = family->expert_biases, beside = family->experts_beside, P = c->hidden_size_per_layer_input;
@@ -220,7 +220,7 @@ static TensorShape layer_tensor_shape(const Config *c, unsigned form, LayerTenso
         {ROLE_LINEAR, shared ? C : 0, shared, 0}, {ROLE_LINEAR, parts * E * I, C, E}, {ROLE_LINEAR, E * C, I, E},
         {ROLE_NORM, post_norm, 0, 0},
         {ROLE_BIAS, family->sinks ? c->num_attention_heads : 0, 0, 0},
-        {ROLE_LINEAR, family->head_gates ? c->num_attention_heads : family->names.layer[OUTPUT_GATE] ? q : 0, C, 0},
+        {ROLE_LINEAR, family->head_gates ? c->num_attention_heads : family->names.layer.OUTPUT_GATE ? q : 0, C, 0},
         {ROLE_LINEAR, low, C, 0},
         {ROLE_LINEAR, latent ? 2 * q - c->num_attention_heads * c->qk_rope_head_dim : 0, latent, 0},
         {ROLE_BIAS, E * biased, 0, 0}, {ROLE_NORM, C * beside, 0, 0}, {ROLE_NORM, E * beside, 0, 0},
@@ -307,7 +307,7 @@ static void model_add_layer(Model *model, size_t layer) {
     for (int tensor = 0; tensor < LAYER_TENSORS; tensor++) {
         TensorShape shape = layer_tensor_shape(&model->config, form, (LayerTensor)tensor);
         model->layer_offset[layer][tensor] = shape.rows ? model->elements - begin : ABSENT;
-        if (shape.rows) model_add(model, prefix, model->config.family->names.layer[tensor], shape, tensor, layer);
+        if (shape.rows) model_add(model, prefix, layer_name(model->config.family, tensor), shape, tensor, layer);
     }
 }
 

@@ -69,7 +69,7 @@ static void storage_free(Storage *storage) {
 // one tensor, or as one tensor for each expert's gate (if any), up and down ("split").
 static size_t parameter_pieces(const Family *family, const Parameter *p) {
     if (!p->experts) return 1;
-    return text_ends_with(p->name, family->names.layer[EXPERTS_DOWN]) ? p->experts : expert_parts(family) * p->experts;
+    return text_ends_with(p->name, family->names.layer.EXPERTS_DOWN) ? p->experts : expert_parts(family) * p->experts;
 }
 
 // Returns a format for a parameter in files: blocks of fp8 end with each matrix.

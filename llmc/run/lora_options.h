@@ -185,7 +185,7 @@ static void lora_from_options(Lora *lora, const Options *o, const Config *c) {
             o->lora_targets);
     lora_check_entries(&targets, lora, c, "rank_pattern"), lora_check_entries(&targets, lora, c, "alpha_pattern");
     cJSON_Delete(root);
-    const char *joint = c->family->names.layer[INPUT_PROJECTION];
+    const char *joint = c->family->names.layer.INPUT_PROJECTION;
     if (!o->quiet && c->hidden_size_per_layer_input && text_is_one_of(o->lora_targets, "all|all-linear"))
         note("--lora-targets %s leaves out %.*s, which is one matrix for all layers", o->lora_targets,
              (int)lora_name_length(joint), joint);

@@ -81,7 +81,7 @@ static Shapes shapes_in(const Model *model, unsigned form) {
     s.KV = s.low ? c->kv_lora_rank : s.NKV * s.HD, s.VV = s.low ? s.shared_key : s.KV;
     s.value_norm = c->family->value_norm, s.values_are_keys = values_are_keys(c, form);
     s.P = c->hidden_size_per_layer_input, s.query_gate = c->family->gated_attention ? s.Q : 0;
-    s.gate = c->family->head_gates ? s.NH : c->family->names.layer[OUTPUT_GATE] ? s.Q : s.query_gate;
+    s.gate = c->family->head_gates ? s.NH : c->family->names.layer.OUTPUT_GATE ? s.Q : s.query_gate;
     s.linear = linear_shape_of(c, form);
     s.router_scale = c->family->experts_beside ? 1 / sqrt((double)s.C) : 1;
     s.router = router_of(c), s.I = c->moe_intermediate_size, s.shared = c->shared_expert_intermediate_size;

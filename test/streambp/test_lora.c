@@ -66,7 +66,7 @@ static TinyCase case_make(size_t m, size_t a) {
     if (family_has_linear(c.model.config.family)) targets = adapters[a].hybrid_targets;
     const Family *family = c.model.config.family;
     if (family_has_convolution(family)) targets = a == 1 ? "in_proj,q_proj" : a == 2 ? "out_proj,w3" : "all";
-    if (a == 2 && family->names.layer[IN_K_WEIGHT]) targets = "linear_attn.v_proj,g_proj";
+    if (a == 2 && family->names.layer.IN_K_WEIGHT) targets = "linear_attn.v_proj,g_proj";
     if (family->router) targets = family->names.expert[0] ? adapters[a].expert_targets : adapters[a].stack_targets;
     if (family->ssd) targets = a % 2 ? "in_proj,experts.up_proj,k_proj" : "all";
     c.lora.modules = lora_modules(c.model.config.family, targets, "test", EXIT_USAGE);

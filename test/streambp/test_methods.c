@@ -232,8 +232,8 @@ TEST(families_beyond_the_table) {
         family.no_pre_norms = families[i].none_before, family.post_norms = families[i].after;
         family.gated_attention = families[i].gated_attention;
         if (families[i].gelu) family.activation = ACTIVATION_GELU;
-        if (family.no_pre_norms) family.names.layer[NORM1_WEIGHT] = family.names.layer[NORM2_WEIGHT] = NULL;
-        if (family.post_norms) family.names.layer[POST_NORM1] = "post1", family.names.layer[POST_NORM2] = "post2";
+        if (family.no_pre_norms) family.names.layer.NORM1_WEIGHT = family.names.layer.NORM2_WEIGHT = NULL;
+        if (family.post_norms) family.names.layer.POST_NORM1 = "post1", family.names.layer.POST_NORM2 = "post2";
         config.family = &family, config.num_hidden_layers = strlen(families[i].layers);
         snprintf(config.layer_types, sizeof(config.layer_types), "%s", families[i].layers);
         snprintf(what, sizeof(what), "family %zu beyond the table, layers %s", i, families[i].layers);
