@@ -390,8 +390,7 @@ static uint64_t lora_key(const Lora *lora) {
                                              : family->names.layer.KEY_VALUE_UP ? LORA_TENSORS
                                              : family->names.layer.INPUT_GATE   ? (size_t)LORA_INPUT_TENSORS
                                              : family->router                   ? (size_t)LORA_EXPERT_TENSORS
-
-                                                              : (size_t)LORA_DENSE_TENSORS);
+                                                                                : (size_t)LORA_DENSE_TENSORS);
     Checksum sum = {{0, 0}};
     for (size_t l = 0; lora->each && l < L; l++) checksum_add(&sum, l * row, &lora->each[l * LORA_TENSORS], row);
     const uint64_t layers = lora->each ? checksum_value(key, &sum, L * row) : key;
