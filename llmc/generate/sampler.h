@@ -320,6 +320,8 @@ static size_t slot_take(SamplerBatch *sampler, Completion *texts, size_t text) {
     memmove(sampler->free + found, sampler->free + found + 1, (--sampler->free_count - found) * sizeof(size_t));
     if (least) texts[text].kept = 0;
     if (sampler->text[slot] != SIZE_MAX && least == 2) texts[sampler->text[slot]].kept = 0; // it has lost its slot
+    for (size_t b = 0; b < sampler->cache.slots && texts[text].again; b++)
+        if (sampler->text[b] == text) sampler->text[b] = SIZE_MAX; // the slot in which it was, if it takes another one
     sampler->text[slot] = text;
     return slot;
 }

@@ -111,7 +111,9 @@ static void record_open(Agents *a, const char *folder, size_t replica, size_t st
     path_join(path, folder, name);
     a->record = file_open(path, O_RDWR | O_CREAT | O_APPEND | O_NOFOLLOW);
     if (a->record < 0) die("%s: %s; choose another --out", path, file_fault());
-    char *text = path_exists(path) ? input_read_text(path, SIZE_MAX / 4, &length) : NULL, *end;
+    struct stat status;
+    const int empty = fstat(a->record, &status) || !status.st_size;
+    char *text = empty ? NULL : input_read_text(path, SIZE_MAX / 4, &length), *end;
     for (char *line = text; line && (end = strchr(line, '\n')); line = end + 1, whole = (size_t)(line - text)) {
         Recorded found = {0};
         unsigned long long request;

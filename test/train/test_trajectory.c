@@ -44,8 +44,11 @@ __attribute__((noreturn)) static void environment(const char *how) {
         else
             printf("{\"messages\": [{\"role\": \"tool\", \"content\": \"%llu\"}], \"reward\": %s, \"done\": %s, "
                    "\"error\": %s}\n",
-                   (unsigned long long)(h % 1000), h % 4 ? "0.25" : "null", h % 5 ? "false" : "true",
-                   h % 7 ? "false" : "true");
+                   (unsigned long long)(h % 1000),
+                   h % 16 > 3 ? "0.25"
+                   : h % 16   ? "-1"
+                              : "null",
+                   h % 5 ? "false" : "true", h % 7 ? "false" : "true");
         fflush(stdout);
         cJSON_Delete(object);
     }
@@ -68,7 +71,7 @@ __attribute__((noreturn)) static void render(void) {
             const uint64_t h = line_hash(object, "messages");
             const size_t count = (size_t)cJSON_GetArraySize(ids), added = 1 + h / 100 % 7;
             const size_t kept = h % 2   ? count
-                                : h % 3 ? count - 1 - h % 5
+                                : h % 3 ? count - min_size(count, 1 + h % 5)
                                 : h % 5 ? count / 2 + 1
                                 : h % 7 ? 0
                                         : count - 1;
@@ -281,13 +284,13 @@ static void expect_advantages(const Rolling *r, size_t p) {
 }
 
 TEST(turns_of_texts_alone) {
-    static const size_t slots[] = {16, 1, 2, 5};
+    static const size_t slots[] = {16, 1, 3, 7};
     size_t turns = 0, forks = 0, again = 0, truncated = 0, texts = 0;
     for (size_t c = 0; c < COUNT_OF(slots) * COUNT_OF(configs); c++) {
         const size_t m = c / COUNT_OF(slots), n = slots[c % COUNT_OF(slots)];
         test_case("model %zu, %zu slots", m, n);
         Rolling *r = rolling_open(configs[m], "turns", n, OBJECTIVE_GRPO, c % 2, 1);
-        for (size_t number = 1; number <= (m ? 1 : 3); number++) {
+        for (size_t number = 1; number <= (m ? 1 : 10); number++) {
             const size_t sequences = step(r, number);
             expect_documents(r, sequences);
             for (size_t p = 0; p < P; p++)
@@ -358,6 +361,41 @@ TEST(losses_are_those_of_completions) {
         if (!(fabs(loss - alone) <= near * fmax(1, fabs(alone)))) test_fail("loss %.10g, expected %.10g", loss, alone);
         assert_true(forked > 3 && fabs(loss) > 1e-3);
         rolling_close(r);
+    }
+}
+
+// Weights are the derivatives of the loss also where a trajectory has several documents.
+TEST(weights_are_derivatives) {
+    static const size_t lengths[] = {7, 4, 6, 5, 3}, of[] = {0, 0, 1, 2, 2};
+    for (size_t c = 0; c < 8; c++) {
+        const ObjectiveKind kind = c % 2 ? OBJECTIVE_GSPO : OBJECTIVE_GRPO;
+        Batch b = tiny_batch(lengths, 5, 20, 1, c + 1);
+        tiny_answers(&b, kind, 1, 20, c + 2);
+        size_t trajectory[5];
+        memcpy(trajectory, of, sizeof(of));
+        b.trajectory = c < 4 ? trajectory : NULL;
+        Objective o = tiny_objective(kind);
+        o.normalisation = c / 2 % 2 ? NORMALISE_BNPO : NORMALISE_GRPO, o.beta = 0.1, o.kl_correction = c % 3 == 0;
+        o.clip_low = o.clip_high = 0.5;
+        const TargetCounts counts = batch_count(&b);
+        assert_true(counts.documents == (c < 4 ? 3 : 5));
+        const double Z = objective_normaliser(&o, counts), step = 1e-5;
+        double *logp = case_doubles(b.N), *weight = case_doubles(b.N);
+        for (size_t t = 0; t < b.N; t++) logp[t] = (double)b.old[t] + 0.1 * test_normal();
+        objective_weights(&o, &b, Z, 0, b.N, logp, weight, DTYPE_FP64);
+        for (size_t t = 0; t < b.N; t++) {
+            double loss[2];
+            for (int side = 0; side < 2; side++) {
+                const double before = logp[t];
+                logp[t] += side ? step : -step;
+                loss[side] = objective_loss(&o, &b, Z, logp, NULL, DTYPE_FP64, NULL);
+                logp[t] = before;
+            }
+            const double slope = (loss[1] - loss[0]) / (2 * step);
+            if (!(fabs(slope - weight[t]) <= 1e-8)) test_fail("case %zu, target %zu: %g, %g", c, t, weight[t], slope);
+        }
+        b.trajectory = NULL;
+        batch_free(&b);
     }
 }
 
