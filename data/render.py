@@ -97,7 +97,7 @@ class Bytes:
     failures = ()
 
     def said(self, ids, ended, turn):
-        raw = bytes(ids).decode("utf-8", "replace")
+        raw = bytes(ids).decode("utf-8", "replace").replace("\0", "\ufffd")  # no JSON here has \u0000
         return {"message": {"role": "assistant", "content": raw, "raw": raw}}
 
     def render(self, ids, row, messages, most):
@@ -130,7 +130,7 @@ class Renderer:
         return self.encoder.tokenizer.decode(ids, skip_special_tokens=False)
 
     def said(self, ids, ended, turn):
-        raw = self.text(ids[:-1] if ended else ids)
+        raw = self.text(ids[:-1] if ended else ids).replace("\0", "\ufffd")
         message = {"role": "assistant", "content": raw}
         thought, end, answer = raw.partition("</think>")
         if end:

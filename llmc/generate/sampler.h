@@ -317,7 +317,8 @@ static size_t slot_take(SamplerBatch *sampler, Completion *texts, size_t text) {
         if (rank < least) least = rank, found = i;
     }
     const size_t slot = sampler->free[found];
-    memmove(sampler->free + found, sampler->free + found + 1, (--sampler->free_count - found) * sizeof(size_t));
+    sampler->free_count--;
+    for (size_t i = found; i < sampler->free_count; i++) sampler->free[i] = sampler->free[i + 1];
     if (least) texts[text].kept = 0;
     if (sampler->text[slot] != SIZE_MAX && least == 2) texts[sampler->text[slot]].kept = 0; // it has lost its slot
     for (size_t b = 0; b < sampler->cache.slots && texts[text].again; b++)

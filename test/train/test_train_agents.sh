@@ -28,7 +28,7 @@ for line in sys.stdin:
                       "reward": float(first != "" and ord(first) % 2), "done": draw.random() < 0.3, "error": draw.random() < 0.2}), flush=True)
 END
 common="--init $TINY --data $WORK/prompts.bin --rollout --objective grpo --seq-len 60 --batch 4 --group-size 6 --max-new-tokens 4 --lr 1e-2
-    --schedule constant --seed 5 --max-turns 4 --slots 5"
+    --schedule constant --seed 5 --max-turns 4 --slots 5 --stop-ids $(seq -s, 0 3 93)"
 environment() { echo "exec python3 '$WORK/environment.py' $1 $2 '$WORK/$3'"; } # seed, line to kill at, folder
 set -- --render-command 'exec python3 data/render.py . bytes' --environment-workers 2
 rewards() { sed -n 's/.*"reward": \([^,}]*\).*/\1/p' "$1/log.jsonl"; }
@@ -41,7 +41,7 @@ check 'rewards rise' awk 'NR <= 4 { a += $1 } NR > 20 { b += $1 } END { exit !(b
 $(rewards "$WORK/straight")
 END
 planned=$(sed -n 's/^memory  *\([0-9.]* [KMG]iB\) planned.*/\1/p' "$WORK/out")
-run plan $common --environment-command true
+run plan $common --environment-command true --verbose
 check 'plan = run' [ "$(sed -n 's/^memory  *\([0-9.]* [KMG]iB\) planned.*/\1/p' "$WORK/out")" = "$planned" ]
 for key in turns errors forks seconds truncated; do
     check "the log has $key" [ "$(grep -c "\"environment/$key\": [0-9]" "$WORK/straight/log.jsonl")" = 24 ]
@@ -51,7 +51,7 @@ import json, sys
 lines = [json.loads(line) for line in open(sys.argv[1])]
 for line in lines:
     ids, turns = line["paths"][-1]["ids"], [m for m in line["messages"] if "raw" in m]
-    trained = [bytes(ids[begin:end]).decode() for begin, end in line["paths"][-1]["trained"]]
+    trained = [bytes(ids[begin:end]).decode().replace("\0", "\ufffd") for begin, end in line["paths"][-1]["trained"]]
     assert len(line["paths"]) == 1 and trained == [m["raw"] for m in turns] and line["turns"] == len(turns), line
     assert line["tokens"] == len(ids) <= 61 and abs(sum(r or 0 for r in line["paths"][-1]["rewards"]) - line["reward"]) < 1e-6
 assert len({line["turns"] for line in lines}) > 2 and {line["truncated"] for line in lines} == {True, False}
@@ -69,8 +69,8 @@ killed() { # folder, line, seed, arguments: kills the run at this line of its en
 }
 four="$common --steps 4 --save-every 2"
 succeeds train $four "$@" --environment-command "$(environment 7 0 calm)" --out "$WORK/four"
-places='1 60 130 190'
-[ -z "${ALL_CASES:-}" ] || places=$(seq 2 2 200)
+places='1 70 130 190'
+[ -z "${ALL_CASES:-}" ] || places=$(seq 1 2 199)
 for place in $places; do
     check "killed at $place" killed "k$place" "$place" 7 $four "$@"
     succeeds train $four "$@" --resume auto --environment-command "$(environment 7 0 calm)" --out "$WORK/k$place-run"
@@ -79,7 +79,7 @@ for place in $places; do
 done
 # At random: what was said stays. Two runs that go on from the same record agree, whatever the first one would have heard.
 check 'killed at 50' killed random 50 0 $four "$@"
-check 'its answers are recorded' [ "$(wc -l <"$WORK/random-run/environment.jsonl")" -ge 40 ]
+check 'its answers are recorded' [ "$(wc -l <"$WORK/random-run/environment.jsonl")" -ge 30 ]
 cp -r "$WORK/random-run" "$WORK/random-again"
 for other in run again; do
     succeeds train $four "$@" --resume auto --environment-command "$(environment 3 0 calm)" --out "$WORK/random-$other"
