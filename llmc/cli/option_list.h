@@ -223,6 +223,17 @@ REAL(reward_timeout, "reward-timeout", "60", 0.01, 1e6, ON(TRAIN), "SECONDS",
        "time limit of a reward command for the completions of a step")
 CHOICE(RewardFailure, reward_failure, "reward-failure", "stop", REWARD_FAILURE_STOP, REWARD_FAILURE_SKIP, ON(TRAIN),
        "stop|skip", "if a reward command fails: stop the run, or skip groups without rewards and restart the command")
+TEXT(environment_command, "environment-command", NULL, SHORT(ON(TRAIN)) | ON(PLAN), "COMMAND",
+     "a program that answers the model's turns, in place of reward commands; the shell starts it --environment-workers "
+     "times. It reads the conversation as a JSON object on a line, and answers with {\"messages\", \"reward\", \"done\"}")
+SIZE(environment_workers, "environment-workers", "1", 1, 64, ON(TRAIN), "N", "processes of --environment-command")
+TEXT(render_command, "render-command", "auto", ON(TRAIN), "COMMAND",
+     "renders what an environment adds; auto: python3 data/render.py DATA TOKENIZER, next to this program")
+SIZE(max_turns, "max-turns", "16", 1, 4096, ON(TRAIN) | ON(PLAN), "N",
+     "most turns of the model in a trajectory, of --max-new-tokens each; --seq-len bounds its tokens in all")
+CHOICE(TurnRewards, turn_rewards, "turn-rewards", "sum", TURN_REWARDS_SUM, TURN_REWARDS_OWN, ON(TRAIN), "sum|own",
+       "train all turns with the sum of a trajectory's rewards, compared with its group's, or each turn with its own, "
+       "compared with all turns of the group")
 FLAG(mask_truncated, "mask-truncated", STEPS,
      "completions that --max-new-tokens cut off have no weight in the loss; their rewards still count in their groups")
 SIZE(keep_rollouts, "keep-rollouts", "20", 0, OPTION_UNBOUNDED, ON(TRAIN), "N",

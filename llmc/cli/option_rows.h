@@ -81,6 +81,7 @@ typedef enum { KEEP_NONE, KEEP_ATTENTION, KEEP_PRODUCTS, KEEP_ALL, KEEP_AUTO } K
 typedef enum { UPDATE_NOW, UPDATE_FORWARD, UPDATE_AUTO } WhenUpdated;
 typedef enum { KEYS_AUTO, KEYS_GATHER, KEYS_RING } KeysOfRanks;
 typedef enum { DETERMINISTIC_ON, DETERMINISTIC_OFF } Deterministic;
+typedef enum { TURN_REWARDS_SUM, TURN_REWARDS_OWN } TurnRewards;
 typedef enum { SHARE_PREFIXES_AUTO, SHARE_PREFIXES_ON, SHARE_PREFIXES_OFF } SharePrefixes;
 typedef enum { KL_CORRECTION_AUTO, KL_CORRECTION_ON, KL_CORRECTION_OFF } KlCorrection;
 typedef enum { SCALE_AUTO, SCALE_GROUP, SCALE_NONE } ScaleRewards;
@@ -352,6 +353,11 @@ static const struct {
     {"context-blocks", "context-memory"},
     {"context-on", "context-memory"},
     {"mask-truncated", "rollout"},
+    {"environment-command", "rollout"},
+    {"environment-workers", "environment-command"},
+    {"render-command", "environment-command"},
+    {"max-turns", "environment-command"},
+    {"turn-rewards", "environment-command"},
     {"reward-names", "rollout"},
     {"reward-weights", "rollout"},
     {"keep-rollouts", "rollout"},

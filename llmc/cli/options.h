@@ -339,6 +339,8 @@ static void options_add_config(Options *options, int resumes) {
     const OptionWords *words = option_words_read(options->config, resumes);
     const int quiet = options->quiet, commands = option_find("reward-command");
     const int theirs = !options->given[commands];
+    static const char *const alone[] = {"environment-command", "render-command"}; // commands that a run has once
+    const int own[2] = {options->given[option_find(alone[0])] != 0, options->given[option_find(alone[1])] != 0};
     Options file, defaults;
     char a[64], b[64];
     options_set_defaults(&file), options_set_defaults(&defaults);
@@ -368,6 +370,12 @@ static void options_add_config(Options *options, int resumes) {
     for (size_t i = 0; theirs && !quiet && i < options->reward_command.count; i++)
         note("%s: this run will execute its --reward-command: %.8000s%s", options->config,
              options->reward_command.path[i], strlen(options->reward_command.path[i]) > 8000 ? "..." : "");
+    for (size_t i = 0; i < 2 && !quiet; i++) {
+        const char *command = *(const char **)(void *)((char *)options + option_rows[option_find(alone[i])].offset);
+        if (!own[i] && options->given[option_find(alone[i])])
+            note("%s: this run will execute its --%s: %.8000s%s", options->config, alone[i], command,
+                 strlen(command) > 8000 ? "..." : "");
+    }
     if (resumes && !quiet)
         note("--resume: takes the options of %s that are not given here", options->config);
     else if (words->logged && !quiet)

@@ -7,6 +7,7 @@ in host memory; all code that fills one (the data loader, a test, `bp` without d
 #define LLMC_BATCH_H
 #include "llmc/base/random.h"
 #include "llmc/base/utils.h"
+#include "llmc/ranks/world.h"
 
 #define RANDOM_STREAM_TOKENS 0x746f6b656e73ull // stream of random.h for batch_random ("tokens")
 
@@ -38,9 +39,12 @@ typedef struct {
     size_t *common; // [documents] rows (tree.h) that a document of a sample shares with the one before it; 0: it is
                     // the first. NULL: documents share no rows
     // for objectives over answers (objective.h), else NULL; documents of a pair or a group are contiguous
-    size_t *group; // [documents] 0, 0, 1, 1, ...: index of its pair, group or family in the sequence; the chosen
-                   // document of a pair comes first
-    double *document_weight; // [documents] sum of the loss weights of the document's targets (batch_count)
+    size_t *group;      // [documents] 0, 0, 1, 1, ...: index of its pair, group or family in the sequence; the chosen
+                        // document of a pair comes first
+    size_t *trajectory; // [documents] 0, 0, 1, ...: documents of a trajectory (train/trajectory.h) count as one; NULL:
+                        // each document counts alone
+    double *document_weight; // [documents] sum of the loss weights of the document's, or its trajectory's, targets
+                             // (batch_count)
     float *reward;           // [documents] the document's reward, or label: 1 desirable, 0 not
     float *advantage;        // [N] advantage of each target
     float *reference, *old; // [N] log-probabilities of the targets under the reference, and under the policy that wrote
@@ -98,7 +102,8 @@ static void batch_free(Batch *batch) {
     free(batch->loss_weight);
     free(batch->position);
     free(batch->document_start), free(batch->origin);
-    free(batch->group), free(batch->document_weight), free(batch->reward), free(batch->advantage);
+    free(batch->group), free(batch->trajectory), free(batch->document_weight), free(batch->reward),
+        free(batch->advantage);
     free(batch->reference), free(batch->old), free(batch->routes.expert), free(batch->room);
     free(batch->common);
     memset(batch, 0, sizeof(*batch));
@@ -134,16 +139,26 @@ static void batch_random(Batch *batch, size_t B, size_t T, size_t first, size_t 
     batch_set_positions(batch);
 }
 
+// Returns the documents that count as one with document d: those of its trajectory, which are contiguous, or d alone.
+static Range batch_whole(const Batch *batch, size_t d) {
+    Range whole = {d, 1};
+    const size_t *of = batch->trajectory;
+    while (of && whole.begin && of[whole.begin - 1] == of[d]) whole.begin--, whole.count++;
+    while (of && whole.begin + whole.count < batch->documents && of[whole.begin + whole.count] == of[d]) whole.count++;
+    return whole;
+}
+
 // Returns the batch's share of the step's counts. Sets batch->document_weight unless it is NULL.
 static TargetCounts batch_count(const Batch *batch) {
     TargetCounts counts = {0};
     if (batch->empty) return counts;
     counts.batches = 1;
-    for (size_t d = 0; d < batch->documents; d++) {
+    for (size_t d = 0, end; d < batch->documents; d = end) {
         double sum = 0;
-        for (size_t t = batch->document_start[d]; t < batch->document_start[d + 1]; t++)
+        end = d + batch_whole(batch, d).count;
+        for (size_t t = batch->document_start[d]; t < batch->document_start[end]; t++)
             if (batch->targets[t] >= 0) sum += (double)batch->loss_weight[t];
-        if (batch->document_weight) batch->document_weight[d] = sum;
+        for (size_t i = d; i < end && batch->document_weight; i++) batch->document_weight[i] = sum;
         counts.tokens += sum, counts.documents++;
         counts.groups += batch->group && (d == 0 || batch->group[d] != batch->group[d - 1]);
     }
@@ -196,6 +211,7 @@ static Batch batch_behind(Batch b, size_t positions, size_t documents) {
     if (b.origin) b.origin += documents;
     if (b.common) b.common += documents;
     if (b.group) b.group += documents;
+    if (b.trajectory) b.trajectory += documents;
     if (b.document_weight) b.document_weight += documents;
     if (b.reward) b.reward += documents;
     if (b.advantage) b.advantage += positions;

@@ -48,6 +48,7 @@ cispo  (arXiv 2506.13585) the first term is -min(r, clip_high) A logp, where min
 ppo    (arXiv 1707.06347) as grpo, with an advantage per token; there is no value function here
 gspo   (arXiv 2507.18071) one r for a document, exp(mean_t (logp - old)), with a gradient to each of its tokens. With
        other normalisations than grpo a document's weight is its number of tokens, as in TRL
+All documents of a trajectory (batch->trajectory) are one document here: their targets count together.
 
 A log-probability or advantage that is not finite makes the loss NaN (for sft: not finite), and all weights that depend
 on it.
@@ -389,9 +390,18 @@ typedef struct {
     double ratio, slope;
 } DocumentRatio;
 
+// Returns the text positions of document d, with those of its trajectory (batch_whole).
+static Range whole_positions(const Batch *batch, size_t d) {
+    const Range whole = batch_whole(batch, d);
+    const size_t begin = batch->document_start[whole.begin];
+    const Range positions = {begin, batch->document_start[whole.begin + whole.count] - begin};
+    return positions;
+}
+
 static double document_ratio(const Batch *batch, size_t d, const void *logp, DType type) {
+    const Range whole = whole_positions(batch, d);
     double sum = 0;
-    for (size_t t = batch->document_start[d]; t < batch->document_start[d + 1]; t++) {
+    for (size_t t = whole.begin; t < whole.begin + whole.count; t++) {
         double m = target_weight(batch, t);
         if (m != 0) sum += m * log_ratio_at(batch, t, logp_at(logp, type, t));
     }
@@ -400,8 +410,9 @@ static double document_ratio(const Batch *batch, size_t d, const void *logp, DTy
 
 static DocumentRatio document_ratio_slope(const Objective *o, const Batch *batch, size_t d, const void *logp,
                                           DType type) {
+    const Range whole = whole_positions(batch, d);
     DocumentRatio r = {document_ratio(batch, d, logp, type), 0};
-    for (size_t t = batch->document_start[d]; t < batch->document_start[d + 1]; t++) {
+    for (size_t t = whole.begin; t < whole.begin + whole.count; t++) {
         const double m = target_weight(batch, t);
         if (m == 0) continue;
         r.slope += m * surrogate_of(o, r.ratio, advantage_at(batch, t), 0).slope;
@@ -548,18 +559,19 @@ static double document_loss(const Objective *o, const Batch *batch, size_t d, co
 // Computes the loss of completions, with TRL's metrics. The metric `ratio`, the mean of r, is our own.
 static double policy_loss(const Objective *o, const Batch *batch, double Z, const void *logp, DType type,
                           Metrics *metrics) {
-    double loss = 0;
+    double loss = 0, texts = 0;
     PolicySums sums = {0};
-    for (size_t d = 0; d < batch->documents; d++) {
+    for (size_t d = 0, end; d < batch->documents; d = end, texts++) {
+        const Range whole = whole_positions(batch, d);
         double length = 0;
-        for (size_t t = batch->document_start[d]; t < batch->document_start[d + 1]; t++)
-            length += batch->targets[t] >= 0;
+        end = d + batch_whole(batch, d).count;
+        for (size_t t = whole.begin; t < whole.begin + whole.count; t++) length += batch->targets[t] >= 0;
         metric_length(metrics, completion_lengths, length);
         if (batch->reward) sums.reward += (double)batch->reward[d];
-        if (batch->document_weight[d] == 0) continue;
-        loss += document_scale(o, batch, Z, d) * document_loss(o, batch, d, logp, type, &sums);
+        for (size_t i = d; i < end && batch->document_weight[d] != 0; i++)
+            loss += document_scale(o, batch, Z, i) * document_loss(o, batch, i, logp, type, &sums);
     }
-    if (batch->reward) metric_add(metrics, "reward", sums.reward, (double)batch->documents);
+    if (batch->reward) metric_add(metrics, "reward", sums.reward, texts);
     for (size_t d = 0, end; batch->reward && batch->group && d < batch->documents; d = end) {
         int equal = 1; // 1: the group's rewards are equal; --rollout counts its groups earlier, to the same mean
         for (end = d; end < batch->documents && batch->group[end] == batch->group[d]; end++)
@@ -568,7 +580,7 @@ static double policy_loss(const Objective *o, const Batch *batch, double Z, cons
     }
     if (batch->reference) metric_add(metrics, "kl", sums.divergence, sums.tokens);
     metric_add(metrics, "ratio", sums.ratio, sums.tokens);
-    const double clips = o->kind == OBJECTIVE_GSPO ? (double)batch->documents : sums.tokens;
+    const double clips = o->kind == OBJECTIVE_GSPO ? texts : sums.tokens;
     if (o->kind == OBJECTIVE_CISPO) {
         metric_add(metrics, "cispo_clip_ratio", sums.high, clips);
     } else {

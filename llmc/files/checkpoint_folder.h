@@ -347,11 +347,13 @@ static struct {
     pid_t process;    // the process that opened it
 } replaced;
 
-// Tells whether runs write a file of this name next to their checkpoints: log.jsonl, tokenizer.tok, rollouts-3.1.jsonl
+// Tells whether runs write a file of this name next to their checkpoints: log.jsonl, tokenizer.tok, rollouts-3.1.jsonl,
+// environment-3.jsonl
 static int is_run_file(const char *name) {
-    size_t used = sizeof("rollouts") - 1;
+    size_t used = strspn(name, "abcdefghijklmnopqrstuvwxyz");
     if (text_is_one_of(name, RECORDS_NAME "|" TOKENIZER_NAME "|" TEMPLATE_NAME)) return 1;
-    if (strncmp(name, "rollouts", used) != 0) return 0;
+    if (strncmp(name, "rollouts", max_size(used, 8)) != 0 && strncmp(name, "environment", max_size(used, 11)) != 0)
+        return 0;
     if (name[used] == '-') used += 1 + strspn(name + used + 1, "0123456789");
     return text_is_one_of(name + used, ".jsonl|.1.jsonl");
 }

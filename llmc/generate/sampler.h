@@ -18,6 +18,9 @@ fills its `room`, gives its slot to the next waiting text. The prompts of all sl
 packed into passes (prepacking, arXiv 2404.09529). Consecutive texts with the same `prompt` pointer run the prompt
 through the model once; the other texts copy its keys, values and states. A step feeds a prompt's last token like any
 drawn token.
+
+Texts may take turns (SamplerTurns): after a turn a text leaves its slot, and comes back with a longer prompt. Its slot
+still has its keys and values unless another text took the slot; then all of it runs through the model again.
 */
 #ifndef LLMC_SAMPLER_H
 #define LLMC_SAMPLER_H
@@ -129,22 +132,37 @@ typedef struct {
     size_t room, tokens; // most drawn tokens (at least 1), and how many there are
     int ended;           // 1: an end token was drawn
     uint16_t *route;     // [all but the last token,layers with experts,k] experts of the tokens; NULL: not recorded
+    int again;           // 1: a later turn of the text, whose prompt no other text has
+    size_t kept;         // leading tokens that the slot in which the text was last still has; set by the sampler, may
+                         // be lowered between turns; 0: the text has no slot
 } Completion;
+
+// Decides which text opens next; NULL: all texts, in order, one turn each
+typedef struct {
+    void *context;
+    void (*ended)(void *context, size_t text, size_t step); // a text's turn ended at this step: it left its slot
+    void (*drawn)(void *context);                           // called after each step
+    // Returns a text to open at this step; SIZE_MAX: none now. idle: no text is written; then SIZE_MAX ends the batch
+    size_t (*next)(void *context, size_t step, int idle);
+} SamplerTurns;
 
 typedef struct {
     Cache cache;
     const int32_t **prompt; // [slots] prompt in the slot, without the last token; NULL: none
-    size_t *text;           // [slots] index of the completion that is written there
-    size_t *opened;         // [slots] slots that are filled between two steps
-    size_t *source;         // [slots] for each opened slot, the slot that has its prompt, or itself
-    Append *append;         // [slots] prompts that run through the model
-    size_t *active;         // [active_count] slots with an incomplete text
-    int32_t *next;          // [active_count] token to feed next
-    int32_t *drawn;         // [slots] tokens drawn in a step, with random number `uniform` in [0, 1)
+    size_t *text;           // [slots] index of the completion that is or was written there; SIZE_MAX: none
+    size_t *free;           // [free_count] slots in which no text is written
+    size_t free_count;
+    size_t *opened; // [slots] slots that are filled between two steps
+    size_t *source; // [slots] for each opened slot, the slot that has its prompt, or itself
+    Append *append; // [slots] prompts that run through the model
+    size_t *active; // [active_count] slots with an incomplete text
+    int32_t *next;  // [active_count] token to feed next
+    int32_t *drawn; // [slots] tokens drawn in a step, with random number `uniform` in [0, 1)
     double *uniform;
     size_t active_count;
     void (*completed)(void *context); // called after each completed text; NULL: not called
     void *context;
+    const SamplerTurns *turns; // NULL: each text has one turn
 } SamplerBatch;
 
 // Allocates for many texts. capacity: most tokens of a prompt and its completion; the last drawn token need not fit
@@ -156,6 +174,7 @@ static void sampler_batch_allocate(SamplerBatch *sampler, const Model *model, si
     sampler->prompt = (const int32_t **)checked_calloc(slots, sizeof(*sampler->prompt), "prompts of texts");
     sampler->text = (size_t *)checked_calloc(slots, sizeof(size_t), "texts by slot");
     sampler->opened = (size_t *)checked_calloc(slots, sizeof(size_t), "slots of texts");
+    sampler->free = (size_t *)checked_calloc(slots, sizeof(size_t), "slots of texts");
     sampler->source = (size_t *)checked_calloc(slots, sizeof(size_t), "slots of texts");
     sampler->append = (Append *)checked_calloc(slots, sizeof(Append), "prompts of texts");
     sampler->active = (size_t *)checked_calloc(slots, sizeof(size_t), "slots of texts");
@@ -167,6 +186,7 @@ static void sampler_batch_allocate(SamplerBatch *sampler, const Model *model, si
 static void sampler_batch_free(SamplerBatch *sampler) {
     cache_free(&sampler->cache);
     free(sampler->prompt), free(sampler->text), free(sampler->opened), free(sampler->source), free(sampler->append);
+    free(sampler->free);
     free(sampler->active), free(sampler->next), free(sampler->drawn), free(sampler->uniform);
     memset(sampler, 0, sizeof(*sampler));
 }
@@ -201,19 +221,43 @@ static size_t slot_with(const SamplerBatch *sampler, size_t slot, const int32_t 
     return SIZE_MAX;
 }
 
-// Fills opened[count] with the prompts of their texts. A prompt that some slot has is copied; all other prompts run
-// through the model together, each once. Layers of linear attention keep only the state after the prompt that ran last.
+// Keeps what is left of a text in its slot. Returns the tokens to append after it. A slot that cannot be truncated is
+// cleared.
+static Append slot_continue(SamplerBatch *sampler, StreamBP *s, size_t slot, const Completion *text) {
+    Cache *cache = &sampler->cache;
+    sampler->prompt[slot] = NULL;
+    if (cache->route) cache->route[slot] = text->route;
+    const int truncates = !layers_with_state(&s->model->config) && cache_keeps_all(cache, s);
+    size_t kept = min_size(min_size(text->kept, text->prompt_tokens - 1), cache->used[slot]);
+    if (kept < cache->used[slot] && !truncates) kept = 0;
+    if (kept)
+        cache->used[slot] = kept;
+    else
+        cache_clear(cache, s, slot);
+    const Append append = {slot, text->prompt + kept, text->prompt_tokens - 1 - kept};
+    return append;
+}
+
+// Fills opened[count] with the prompts of their texts. A slot whose text takes its next turn keeps what it has. Another
+// prompt that some slot has is copied; all other prompts run through the model together, each once. Layers of linear
+// attention keep only the state after the prompt that ran last.
 static void slots_fill(SamplerBatch *sampler, StreamBP *s, const Completion *texts, size_t count) {
     Cache *cache = &sampler->cache;
     const int linear = layers_with_state(&s->model->config) > 0, keeps = cache_keeps_all(cache, s);
     const size_t none = SIZE_MAX;
-    size_t fed = 0;
+    size_t fed = 0, continued = 0;
     for (size_t i = 0; i < count; i++) { // a slot that is about to lose its prompt is no source
         const size_t slot = sampler->opened[i];
         if (sampler->prompt[slot] != texts[sampler->text[slot]].prompt) sampler->prompt[slot] = NULL;
     }
+    for (size_t i = 0; i < count; i++)
+        if (texts[sampler->text[sampler->opened[i]]].again)
+            sampler->append[fed++] =
+                slot_continue(sampler, s, sampler->opened[i], &texts[sampler->text[sampler->opened[i]]]);
+    continued = fed;
     for (size_t i = 0; i < count; i++) {
         const size_t slot = sampler->opened[i];
+        if (texts[sampler->text[slot]].again) continue;
         const Completion *text = &texts[sampler->text[slot]];
         const size_t from = slot_with(sampler, slot, text->prompt);
         // Route of another text in that slot.
@@ -225,7 +269,7 @@ static void slots_fill(SamplerBatch *sampler, StreamBP *s, const Completion *tex
             sampler->prompt[slot] = text->prompt;
             continue;
         }
-        for (size_t j = 0; j < fed && keeps; j++)
+        for (size_t j = continued; j < fed && keeps; j++)
             if (sampler->append[j].tokens == text->prompt) sampler->source[i] = sampler->append[j].slot;
         if (sampler->source[i] != none) continue;
         const Append append = {slot, text->prompt, text->prompt_tokens - 1};
@@ -233,12 +277,13 @@ static void slots_fill(SamplerBatch *sampler, StreamBP *s, const Completion *tex
         sampler->append[fed++] = append;
     }
     cache_append(cache, s, sampler->append, fed);
-    const Append *last = fed ? &sampler->append[fed - 1] : NULL;
+    const Append *last = fed > continued ? &sampler->append[fed - 1] : NULL;
     if (last && linear) memset(sampler->prompt, 0, cache->slots * sizeof(*sampler->prompt));
     if (last && linear && keeps) cache_keep(cache, s, last->slot);
     for (size_t i = 0; i < count; i++) {
         const size_t slot = sampler->opened[i], from = sampler->source[i];
         const Completion *text = &texts[sampler->text[slot]];
+        if (text->again) continue;
         if (from != none) slot_copy(sampler, s, from, from, slot, text, cache->route ? cache->route[from] : NULL);
         sampler->prompt[slot] = keeps && (!linear || !last || text->prompt == last->tokens) ? text->prompt : NULL;
     }
@@ -263,21 +308,51 @@ static int text_append(Completion *text, int32_t id, const uint32_t *end_ids, si
     return text->ended || text->tokens == text->room;
 }
 
+// Takes a free slot for a text: its own, if it still has it, else one that no text will want again, else the first.
+static size_t slot_take(SamplerBatch *sampler, Completion *texts, size_t text) {
+    size_t found = 0, least = 3;
+    for (size_t i = 0; i < sampler->free_count && least; i++) {
+        const size_t other = sampler->text[sampler->free[i]];
+        const size_t rank = other == text && texts[text].kept ? 0 : other == SIZE_MAX || !texts[other].kept ? 1 : 2;
+        if (rank < least) least = rank, found = i;
+    }
+    const size_t slot = sampler->free[found];
+    sampler->free_count--;
+    for (size_t i = found; i < sampler->free_count; i++) sampler->free[i] = sampler->free[i + 1];
+    if (least) texts[text].kept = 0;
+    if (sampler->text[slot] != SIZE_MAX && least == 2) texts[sampler->text[slot]].kept = 0; // it has lost its slot
+    for (size_t b = 0; b < sampler->cache.slots && texts[text].again; b++)
+        if (sampler->text[b] == text) sampler->text[b] = SIZE_MAX; // the slot in which it was, if it takes another one
+    sampler->text[slot] = text;
+    return slot;
+}
+
 // Completes `count` texts. Ignores settings->seed, since each text has its own seed. end_ids[end_count]: tokens that
 // end a text. Do not call it during forward_backward or forward_only. Collective with ZeRO 3; each rank completes
 // different texts, or none
 static void sampler_batch(SamplerBatch *sampler, StreamBP *s, Completion *texts, size_t count,
                           const SamplingSettings *settings, const uint32_t *end_ids, size_t end_count) {
-    size_t waiting = 0, opened = 0, steps;
+    const SamplerTurns *turns = sampler->turns;
+    size_t waiting = 0, steps;
     for (size_t i = 0; i < count; i++) sampler_batch_check(sampler, &texts[i], i, s->model->config.vocab_size);
     memset(sampler->prompt, 0, sampler->cache.slots * sizeof(*sampler->prompt));
-    sampler->active_count = 0;
+    sampler->active_count = 0, sampler->free_count = sampler->cache.slots;
+    for (size_t b = 0; b < sampler->cache.slots; b++) sampler->free[b] = b, sampler->text[b] = SIZE_MAX;
     sampler->cache.turns = weights_sharding(&s->memory).ranks > 1;
     cache_begin(&sampler->cache, s);
-    for (; opened < sampler->cache.slots && waiting < count; opened++, waiting++)
-        sampler->opened[opened] = opened, sampler->text[opened] = waiting;
-    slots_open(sampler, s, texts, opened);
-    while ((steps = sampler->active_count) > 0) {
+    for (size_t step = 0;; step++) {
+        size_t opened = 0;
+        while (sampler->free_count) {
+            const int idle = !sampler->active_count && !opened;
+            const size_t next = turns             ? turns->next(turns->context, step, idle)
+                                : waiting < count ? waiting++
+                                                  : SIZE_MAX;
+            if (next == SIZE_MAX) break;
+            sampler->opened[opened++] = slot_take(sampler, texts, next);
+        }
+        if (opened) slots_open(sampler, s, texts, opened);
+        steps = sampler->active_count;
+        if (!steps) break;
         cache_step(&sampler->cache, s, sampler->active, sampler->next, steps);
         for (size_t i = 0; i < steps; i++) {
             const Completion *text = &texts[sampler->text[sampler->active[i]]];
@@ -285,7 +360,7 @@ static void sampler_batch(SamplerBatch *sampler, StreamBP *s, Completion *texts,
             sampler->uniform[i] = random_uniform(text->seed, RANDOM_STREAM_SAMPLING, position);
         }
         cache_draw(&sampler->cache, s, settings, sampler->uniform, sampler->drawn);
-        sampler->active_count = opened = 0; // refilled below with texts that continue, never beyond i
+        sampler->active_count = 0; // refilled with texts that continue, never beyond i
         for (size_t i = 0; i < steps; i++) {
             const size_t slot = sampler->active[i];
             Completion *text = &texts[sampler->text[slot]];
@@ -294,10 +369,12 @@ static void sampler_batch(SamplerBatch *sampler, StreamBP *s, Completion *texts,
                 sampler->next[sampler->active_count++] = text->ids[text->tokens - 1];
                 continue;
             }
+            sampler->free[sampler->free_count++] = slot;
             if (sampler->completed) sampler->completed(sampler->context);
-            if (waiting < count) sampler->opened[opened++] = slot, sampler->text[slot] = waiting++;
+            text->kept = turns ? text->prompt_tokens + text->tokens - 1 : 0;
+            if (turns) turns->ended(turns->context, sampler->text[slot], step);
         }
-        slots_open(sampler, s, texts, opened);
+        if (turns) turns->drawn(turns->context);
     }
     cache_turn(&sampler->cache, s, TURN_NONE); // other ranks may still need this rank's weights
     cache_end(&sampler->cache, s);

@@ -24,7 +24,7 @@ static Objective objective_from_options(const Options *o) {
     objective.beta = o->beta, objective.gamma = o->gamma, objective.label_smoothing = o->label_smoothing;
     objective.clip_low = o->clip_low, objective.clip_high = o->clip_high;
     objective.kl_correction = objective_is_of_policy(&objective) && o->kl_correction != KL_CORRECTION_OFF;
-    objective.completion_tokens = (double)o->max_new_tokens;
+    objective.completion_tokens = (double)o->max_new_tokens * (double)(o->environment_command ? o->max_turns : 1);
     objective.temperature.divisor = objective_is_of_policy(&objective) || o->verb == VERB_LOGPROBS ? o->temperature : 1;
     objective_resolve(&objective);
     return objective;

@@ -8,6 +8,12 @@ JSON number, or an object with a number "reward"; null is no reward, as in TRL. 
     reward_restart   after a failure: ends what is left of the command and starts it again
     reward_close     ends a command
 
+The process behind a command is general: environments and the renderer of agents run as such, too (environment.h). They
+set `who`, `option`, `take` and the room of an answer, and exchange one line for one line:
+
+    exchange_begin   sends a line
+    exchange_ends    reads and writes what is ready; 1: the answer was taken, or the process has failed
+
 Lines may have any length. They are made one buffer at a time while answers are read, so neither side blocks the other,
 and nothing waits longer than the timeout. A command has a process group of its own. A guard (a shell that waits until
 our end of a pipe closes) kills this group, however our program ends. Nothing is allocated after reward_open.
@@ -34,16 +40,21 @@ our end of a pipe closes) kills this group, however our program ends. Nothing is
 // 0 if there are no more
 typedef size_t (*RewardLines)(void *context, size_t command, char *out, size_t room);
 
-typedef struct {
+typedef struct Reward Reward;
+
+struct Reward {
     const char *command, *name; // name: NULL if there is only one command
-    double timeout;             // seconds for the answers to a batch
-    pid_t process, guard;       // 0: none; `process` leads its process group
+    const char *who, *option;   // for messages: "the reward command"; option of the time limit
+    // Takes an answer text[bytes] without its newline; may overwrite text[bytes]. Returns 0 after reward_fail
+    int (*take)(Reward *r, char *text, size_t bytes, void *to);
+    double timeout;        // seconds for the answers to a batch
+    pid_t process, guard;  // 0: none; `process` leads its process group
     int to, from, guarded; // descriptors: the command's input, its output, the pipe that the guard watches; -1: none
     char **environment;    // environment of the command, ends with NULL
     char *out;             // [room] lines to send
     size_t room, out_begin, out_end;
-    char answer[REWARD_ANSWER]; // beginning of an incomplete answer
-    size_t answer_bytes;
+    char *answer; // [answer_room] beginning of an incomplete answer
+    size_t answer_room, answer_bytes;
     // the last batch
     size_t lines, sent, answered; // lines of the batch; newlines written; answers read
     int more;                     // 1: some lines have not been made yet
@@ -51,7 +62,7 @@ typedef struct {
     int failed;
     double deadline;
     char message[512]; // what went wrong
-} Reward;
+};
 
 // ---- the command and its guard --------------------------------------------------------------------------------------
 // Returns our environment without the variables with which a launcher (Open MPI, MPICH, Slurm) names a rank. An MPI
@@ -75,8 +86,7 @@ static char **reward_environment(void) {
 }
 
 static void reward_pipe(int ends[2]) {
-    if (pipe2(ends, O_CLOEXEC))
-        die("no pipe to the reward command: %s; raise the limit with ulimit -n", strerror(errno));
+    if (pipe2(ends, O_CLOEXEC)) die("no pipe to a command: %s; raise the limit with ulimit -n", strerror(errno));
 }
 
 // Starts sh -c script argument as leader of a new process group. in, out: the shell's standard input and output; -1:
@@ -105,7 +115,7 @@ static pid_t reward_spawn(const Reward *r, const char *script, const char *argum
     int error = posix_spawn(&process, "/bin/sh", &files, &attributes, argv, r->environment);
     posix_spawnattr_destroy(&attributes);
     posix_spawn_file_actions_destroy(&files);
-    if (error) die("the reward command cannot be started: /bin/sh: %s", strerror(error));
+    if (error) die("%s cannot be started: /bin/sh: %s", r->who, strerror(error));
     return process;
 }
 
@@ -139,14 +149,26 @@ static void reward_stop(Reward *r) {
     r->to = r->from = r->guarded = -1;
 }
 
-// Starts a command. room: most bytes that `lines` of rewards_ask makes at once, or 0
-static void reward_open(Reward *r, const char *command, const char *name, double timeout, size_t room) {
-    memset(r, 0, sizeof(*r));
+static int reward_take(Reward *r, char *text, size_t bytes, void *to);
+
+// Starts a command that was described by `of`: its who, option, take and answer_room. room: most bytes that are made at
+// once, or 0
+static void reward_open_as(Reward *r, Reward of, const char *command, const char *name, double timeout, size_t room) {
+    *r = of;
     r->command = command, r->name = name, r->timeout = timeout;
     r->room = max_size(room, REWARD_BUFFER);
-    r->out = (char *)checked_malloc(r->room, "lines for the reward command");
+    r->out = (char *)checked_malloc(r->room, "lines for a command");
+    r->answer = (char *)checked_malloc(r->answer_room, "the answer of a command");
     r->environment = reward_environment();
     reward_start(r);
+}
+
+// Starts a reward command. room: most bytes that `lines` of rewards_ask makes at once, or 0
+static void reward_open(Reward *r, const char *command, const char *name, double timeout, size_t room) {
+    Reward of = {0};
+    of.who = "the reward command", of.option = "--reward-timeout", of.take = reward_take;
+    of.answer_room = REWARD_ANSWER;
+    reward_open_as(r, of, command, name, timeout, room);
 }
 
 static void reward_restart(Reward *r) {
@@ -175,15 +197,15 @@ static void reward_close(Reward *r) {
         reward_ended(r, 1, &how);
     }
     reward_stop(r);
-    free(r->out), free(r->environment);
+    free(r->out), free(r->answer), free(r->environment);
     memset(r, 0, sizeof(*r));
 }
 
 // ---- verdicts -------------------------------------------------------------------------------------------------------
 // Sets the message of a failure. Returns 0.
 __attribute__((format(printf, 2, 3))) static int reward_fail(Reward *r, const char *format, ...) {
-    size_t used = (size_t)snprintf(r->message, sizeof(r->message), "the reward command %s%s", r->name ? r->name : "",
-                                   r->name ? " " : "");
+    size_t used =
+        (size_t)snprintf(r->message, sizeof(r->message), "%s %s%s", r->who, r->name ? r->name : "", r->name ? " " : "");
     va_list args;
     r->failed = 1;
     va_start(args, format);
@@ -246,14 +268,11 @@ static int reward_of_object(const char *text, double *value, int *missing) {
 
 // Takes an answer, text[bytes] without its newline; text[bytes] may be overwritten. Returns 0 if it is invalid. A
 // missing reward is NAN.
-static int reward_take(Reward *r, char *text, size_t bytes, float *reward) {
+static int reward_take(Reward *r, char *text, size_t bytes, void *to) {
     const char *quote = reward_quote(text, bytes);
+    float *reward = (float *)to;
     double value;
     int missing;
-    if (r->answered == r->sent) {
-        r->answered = 0; // answers can no longer be matched to lines
-        return reward_fail(r, "gave more answers than lines: after %zu also '%s'", r->sent, quote);
-    }
     while (bytes && strchr(" \t\r", text[bytes - 1])) bytes--;
     while (bytes && strchr(" \t", *text)) text++, bytes--;
     text[bytes] = 0;
@@ -270,22 +289,28 @@ static int reward_take(Reward *r, char *text, size_t bytes, float *reward) {
 }
 
 // Reads available answers, also surplus ones.
-static int reward_read(Reward *r, float *reward) {
-    ssize_t got = read(r->from, r->answer + r->answer_bytes, sizeof(r->answer) - r->answer_bytes);
+static int reward_read(Reward *r, void *to) {
+    ssize_t got = read(r->from, r->answer + r->answer_bytes, r->answer_room - r->answer_bytes);
     char *begin = r->answer, *newline;
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) return 1;
     if (got <= 0) return reward_died(r);
     r->answer_bytes += (size_t)got;
     const char *end = r->answer + r->answer_bytes;
     while ((newline = (char *)memchr(begin, '\n', (size_t)(end - begin)))) {
-        if (!reward_take(r, begin, (size_t)(newline - begin), reward)) return 0;
+        const size_t bytes = (size_t)(newline - begin);
+        if (r->answered == r->sent) {
+            r->answered = 0; // answers can no longer be matched to lines
+            return reward_fail(r, "gave more answers than lines: after %zu also '%s'", r->sent,
+                               reward_quote(begin, bytes));
+        }
+        if (!r->take(r, begin, bytes, to)) return 0;
         begin = newline + 1;
     }
     r->answer_bytes = (size_t)(end - begin);
     memmove(r->answer, begin, r->answer_bytes);
-    if (r->answer_bytes < sizeof(r->answer)) return 1;
-    return reward_fail(r, "answered line %zu of %zu with more than %d bytes: '%s'", r->answered + 1, r->lines,
-                       REWARD_ANSWER, reward_quote(r->answer, r->answer_bytes));
+    if (r->answer_bytes < r->answer_room) return 1;
+    return reward_fail(r, "answered line %zu of %zu with more than %zu bytes: '%s'", r->answered + 1, r->lines,
+                       r->answer_room, reward_quote(r->answer, r->answer_bytes));
 }
 
 // ---- asking ---------------------------------------------------------------------------------------------------------
@@ -329,9 +354,9 @@ static void reward_ends(const Reward *r, struct pollfd ends[2]) {
 }
 
 // Reads and writes the descriptors that are ready. Returns 0 if the command has failed.
-static int reward_serve(Reward *r, const struct pollfd ends[2], float *reward) {
+static int reward_serve(Reward *r, const struct pollfd ends[2], void *to) {
     const int writing = reward_writes(r);
-    if (ends[0].revents && !reward_read(r, reward))
+    if (ends[0].revents && !reward_read(r, to))
         return 0; // read first: these answers cannot belong to lines that
                   // are sent next
     if (writing && ends[1].revents)
@@ -346,17 +371,25 @@ static void reward_wait(struct pollfd *ends, size_t count, double seconds) {
         for (size_t i = 0; i < count; i++) ends[i].revents = 0;
 }
 
-static void rewards_send(Reward *r, size_t count, size_t lines) {
-    for (size_t k = 0; k < count; k++) {
-        r[k].deadline = seconds_now() + r[k].timeout;
-        r[k].lines = lines, r[k].sent = r[k].answered = 0, r[k].more = 1;
-        r[k].closed = r[k].ended = r[k].failed = 0;
-        r[k].out_begin = r[k].out_end = 0;
-    }
+static void reward_begin(Reward *r, size_t lines) {
+    r->deadline = seconds_now() + r->timeout;
+    r->lines = lines, r->sent = r->answered = 0, r->more = 1;
+    r->closed = r->ended = r->failed = 0;
+    r->out_begin = r->out_end = 0;
 }
 
 static int reward_is_done(const Reward *r) {
     return r->failed || (r->answered >= r->lines && !r->more && r->out_begin == r->out_end);
+}
+
+// Fails a command that is not done in time.
+static void reward_check_time(Reward *r, double now) {
+    const int late = !reward_is_done(r) && now >= r->deadline;
+    if (late && r->closed)
+        reward_fail(r, "closed its input after %zu of %zu answers", r->answered, r->lines);
+    else if (late)
+        reward_fail(r, "gave %zu of %zu answers within %g seconds; %s allows more", r->answered, r->lines, r->timeout,
+                    r->option);
 }
 
 // Gets the rewards of n lines from each of `count` commands: reward[k][n] from command k. Returns 0 if some have failed
@@ -365,7 +398,7 @@ static int rewards_ask(Reward *r, size_t count, RewardLines lines, void *context
                        int polls) {
     struct pollfd ends[2 * REWARD_COMMANDS];
     int good = 1;
-    rewards_send(r, count, n);
+    for (size_t k = 0; k < count; k++) reward_begin(&r[k], n);
     for (size_t busy = 1; busy;) {
         const double now = seconds_now();
         double least = HUGE_VAL;
@@ -375,12 +408,7 @@ static int rewards_ask(Reward *r, size_t count, RewardLines lines, void *context
                 r[k].out_begin = 0, r[k].out_end = lines(context, k, r[k].out, r[k].room);
                 r[k].more = r[k].out_end > 0;
             }
-            const int late = !reward_is_done(&r[k]) && now >= r[k].deadline;
-            if (late && r[k].closed)
-                reward_fail(&r[k], "closed its input after %zu of %zu answers", r[k].answered, r[k].lines);
-            else if (late)
-                reward_fail(&r[k], "gave %zu of %zu answers within %g seconds; --reward-timeout allows more",
-                            r[k].answered, r[k].lines, r[k].timeout);
+            reward_check_time(&r[k], now);
             reward_ends(&r[k], ends + 2 * k);
             if (reward_is_done(&r[k]))
                 ends[2 * k].fd = ends[2 * k + 1].fd = -1;
@@ -405,6 +433,22 @@ static int rewards_ask(Reward *r, size_t count, RewardLines lines, void *context
     }
     for (size_t k = 0; k < count; k++) good &= !r[k].failed;
     return good;
+}
+
+// ---- exchanges: one line for one line -------------------------------------------------------------------------------
+// Sends a line, with its newline. Takes ownership of `line`.
+static void exchange_begin(Reward *r, char *line, size_t bytes) {
+    free(r->out);
+    reward_begin(r, 1);
+    r->out = line, r->room = r->out_end = bytes, r->more = 0;
+}
+
+// Reads and writes what is ready (ends: polled since reward_ends). Returns 1 if the answer was taken to *to or the
+// process has failed.
+static int exchange_ends(Reward *r, const struct pollfd ends[2], void *to) {
+    if (ends[0].revents || ends[1].revents) reward_serve(r, ends, to);
+    reward_check_time(r, seconds_now());
+    return reward_is_done(r);
 }
 
 #endif

@@ -10,6 +10,9 @@ completion without a reward excludes its group from the step.
     rollout_ahead      --overlap: writes completions of step s + 1 and asks for their rewards while step s is trained
     rollout_free       ends the commands and frees all memory
 
+With an environment, completions are trajectories of turns (trajectory.h); rollout_open and rollout_close also start and
+end its processes.
+
 A step depends only on the seed, its number and the weights. Every epoch has a new order of prompts. Each replica takes
 its share of the step's prompts and runs its own reward commands. It trains on the same number of sequences as the other
 replicas, padded with empty sequences (batch.h). Ranks that share sequences divide the replica's prompts, write
@@ -22,7 +25,7 @@ log-probabilities and routes. Rewards are asked for again.
 */
 #ifndef LLMC_ROLLOUT_H
 #define LLMC_ROLLOUT_H
-#include "rollout_rewards.h"
+#include "trajectory.h"
 
 // ---- prompts and completions ----------------------------------------------------------------------------------------
 // Reads the step's prompts and prepares a completion for each member of their groups. Prompt number k of the run is
@@ -199,9 +202,14 @@ static void rollout_fill(Rollout *r) {
 // ---- a step ---------------------------------------------------------------------------------------------------------
 static void rollout_begin(Rollout *r, StreamBP *streambp, size_t step) {
     const double begin = seconds_now();
+    const int agents = r->settings.environment.command != NULL;
     rollout_prompts(r, step);
-    rollout_write(r, streambp);
-    r->sampling_seconds += seconds_now() - begin;
+    if (agents)
+        trajectories_write(r, streambp, step);
+    else
+        rollout_write(r, streambp);
+    const double waited = agents ? r->agents.waited : 0;
+    r->sampling_seconds += seconds_now() - begin - waited, r->reward_seconds += waited;
 }
 
 // Copies old log-probabilities from the sequences to `old`; with `back` from `old` to the sequences.
@@ -224,11 +232,17 @@ static void rollout_move_old(Rollout *r, int back) {
 static size_t rollout_step(Rollout *r, StreamBP *streambp, size_t step) {
     const int waited = r->waiting == step;
     memset(&r->metrics, 0, sizeof(r->metrics));
-    r->sampling_seconds = 0;
+    r->sampling_seconds = r->reward_seconds = 0;
     if (!waited) rollout_begin(r, streambp, step);
+    if (r->settings.environment.command) {
+        trajectories_rewards(r, step);
+        trajectories_pack(r);
+        trajectories_fill(r);
+        return r->sequences;
+    }
     const double written = seconds_now();
     rollout_rewards(r, step);
-    r->reward_seconds = seconds_now() - written;
+    r->reward_seconds += seconds_now() - written;
     rollout_pack(r);
     rollout_fill(r);
     if (waited) rollout_move_old(r, 1);
@@ -308,6 +322,18 @@ static void rollout_load(Rollout *r, size_t step, const Config *config, const ch
     r->waiting = step;
 }
 
+// ---- with an environment --------------------------------------------------------------------------------------------
+// Allocates all memory and starts all commands, the environment's too.
+static void rollout_open(Rollout *r, const RolloutSettings *settings, const Model *model, DataLoader *data) {
+    rollout_allocate(r, settings, model, data);
+    if (settings->environment.command) environment_open(r);
+}
+
+static void rollout_close(Rollout *r) {
+    if (r->settings.environment.command) environment_close(r);
+    rollout_free(r);
+}
+
 // ---- evaluation -----------------------------------------------------------------------------------------------------
 // Evaluates up to `steps` x P prompts of the data once each, in order, with fixed random numbers. Computes metrics,
 // over all ranks, of the groups with rewards; returns the number of these groups. step: step of the training run, for
@@ -319,7 +345,10 @@ static double rollout_evaluate(Rollout *r, StreamBP *streambp, size_t steps, siz
     memset(&r->metrics, 0, sizeof(r->metrics));
     for (size_t i = 0; i < min_size(steps, all); i++) {
         rollout_begin(r, streambp, i + 1);
-        rollout_rewards(r, step);
+        if (s->environment.command)
+            trajectories_rewards(r, step);
+        else
+            rollout_rewards(r, step);
         for (size_t p = 0; p < s->prompts; p++) {
             double sum = 0;
             if (i * s->step_prompts + s->first + p >= count || !rollout_group_rewarded(r, p))
@@ -329,7 +358,10 @@ static double rollout_evaluate(Rollout *r, StreamBP *streambp, size_t steps, siz
                 metric_length(&r->metrics, completion_lengths, (double)r->completion[p * G + g].tokens);
             }
             metric_add(&r->metrics, "reward", sum, (double)G);
-            rollout_group_metrics(r, p);
+            if (s->environment.command)
+                trajectories_metrics(r, p);
+            else
+                rollout_group_metrics(r, p);
             groups++;
         }
     }

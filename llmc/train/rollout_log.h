@@ -6,6 +6,8 @@ A line is the line for the reward commands (rollout_rewards.h), preceded by the 
 
     {"step": 3, "rewards": {"length": 0.5}, "reward": 0.5, "advantage": -0.7, "tokens": 12, "prompt": "...", ...}
 
+With an environment a line has `reward`, `advantage`, `tokens` in all, and the members of trajectory_json.
+
 After --keep-rollouts steps the file is renamed to rollouts.1.jsonl, replacing the previous file of that name. A resumed
 run first drops later steps. Each replica writes its own file: the second replica writes rollouts-1.jsonl.
 */
@@ -83,7 +85,16 @@ static void rollout_log_write(RolloutLog *log, Rollout *r, size_t step, size_t r
                 error_text(errno));
         log->file = records_open(log->path);
     }
-    for (size_t i = 0; i < texts && !error; i++) {
+    for (size_t i = 0; i < texts && !error && r->settings.environment.command; i++) {
+        JsonOut json = json_open(log->file);
+        json_size(&json, "step", step);
+        json_number(&json, "reward", (double)r->reward[i]);
+        json_number(&json, "advantage", known_or_nan(r, i / G, r->advantage[i]));
+        json_size(&json, "tokens", r->agents.text[i].all);
+        trajectory_json(r, i, &json);
+        error = json_close(&json);
+    }
+    for (size_t i = 0; i < texts && !error && !r->settings.environment.command; i++) {
         JsonOut json = json_open(log->file);
         json_size(&json, "step", step);
         json_object(&json, "rewards");

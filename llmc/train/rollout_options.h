@@ -84,6 +84,32 @@ static void rewards_from_options(RolloutSettings *s, const Options *o) {
     if (size == 0) die_usage("--reward-weights are all 0; give at least one weight that is not 0");
 }
 
+// Reads --environment-command and its relatives. The renderer is data/render.py next to the program, with the folder of
+// the data and the model's tokenizer, unless --render-command names another.
+static void environment_from_options(EnvironmentSettings *e, const Run *run, const Prompt *text) {
+    static char render[3 * PATH_MAX + 64];
+    const Options *o = run->options;
+    char program[PATH_MAX] = "", home[PATH_MAX] = "", data[PATH_MAX] = "";
+    e->command = o->environment_command, e->render = o->render_command;
+    if (!e->command) return;
+    if (prefixes_from_options(o, run->settings.lora) == PREFIXES_NONE)
+        die_usage(
+            "--environment-command: a trajectory's turns share their beginning, which --share-prefixes off, --sp, "
+            "--lora-dropout, --method seco and spaco exclude; leave them out");
+    e->workers = o->environment_workers, e->max_turns = o->max_turns, e->tokens = o->seq_len;
+    e->timeout = o->reward_timeout, e->own = o->turn_rewards == TURN_REWARDS_OWN;
+    if (strcmp(e->render, "auto") != 0 || o->verb != VERB_TRAIN) return;
+    const ssize_t length = readlink("/proc/self/exe", program, sizeof(program) - 1);
+    folder_above(data, o->data.path[0]);
+    folder_above(home, program);
+    if (length <= 0 || (!*run->tokenizer_path && !text->bytes) || strchr(home, '\'') || strchr(data, '\''))
+        die_usage("--environment-command: no tokenizer is known to render turns with; give --render-command "
+                  "'python3 data/render.py DATA TOKENIZER'");
+    snprintf(render, sizeof(render), "exec python3 '%s/data/render.py' '%s' '%s'", home, data,
+             text->bytes ? "bytes" : run->tokenizer_path);
+    e->render = render;
+}
+
 // Returns the settings, which keep `text`. The caller frees their end_ids: the tokenizer's end tokens and the ids of
 // --stop-ids.
 static RolloutSettings rollout_from_options(const Run *run, const Prompt *text) {
@@ -102,11 +128,12 @@ static RolloutSettings rollout_from_options(const Run *run, const Prompt *text) 
     s.stop = o->reward_failure == REWARD_FAILURE_STOP;
     s.reference = objective_needs_reference(&run->settings.objective), s.old = o->updates > 1 || o->overlap;
     s.overlap = o->overlap;
-    s.records = run->model.config.num_experts > 0, s.replays = o->router_replay;
+    s.records = run->model.config.num_experts > 0 && !o->environment_command, s.replays = o->router_replay;
     if (s.replays && !s.records)
         die_usage("--router-replay: the model has no experts, so its texts have no routes; leave --router-replay out");
     s.reward_timeout = o->reward_timeout;
     rewards_from_options(&s, o);
+    environment_from_options(&s.environment, run, text);
     s.text = text;
     s.end_ids = end_ids_from_options(o, text->tokenizer, run->model.config.vocab_size, &s.end_count);
     return s;
@@ -117,6 +144,10 @@ static SequenceBound rollout_plan(const RolloutSettings *rollout, const DataLoad
                                   size_t seq_len) {
     const size_t capacity = rollout_capacity(rollout, data);
     settings->rollout_slots = rollout->slots, settings->rollout_tokens = max_size(settings->rollout_tokens, capacity);
+    if (rollout->environment.command && data->longest_prompt > seq_len)
+        die_usage("prompts of up to %zu tokens leave no room for a turn in --seq-len %zu; raise --seq-len, or shorten "
+                  "the prompts",
+                  data->longest_prompt, seq_len);
     if (capacity > seq_len)
         die_usage("prompts of up to %zu tokens with --max-new-tokens %zu make documents of %zu positions, but "
                   "--seq-len is %zu; raise --seq-len, or shorten the prompts",

@@ -136,7 +136,9 @@ static void rollout_count_failures(Rollout *r, size_t step, const Reward *failed
     if (failed) memcpy(message, failed->message, sizeof(message));
     dist_smallest(failed ? 0 : 1, &first);
     dist_broadcast(RANKS_ALL, message, sizeof(message), first);
-    if (!*message) snprintf(message, sizeof(message), "reward commands answered null");
+    if (!*message)
+        snprintf(message, sizeof(message), "%s",
+                 r->settings.environment.command ? "the environment gave no reward" : "reward commands answered null");
     if (dist_ranks() > 1 && sums[0] > 0) snprintf(whose, sizeof(whose), "rank %zu on %s: ", first, dist_host(first));
     if (!rewarded && !r->rewarded && sums[2] == 0)
         die("step %zu: %s%s; no completion got a reward in the first step; try the command by hand on a line of JSON",

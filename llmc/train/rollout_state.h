@@ -9,6 +9,7 @@ memory.
 #include "llmc/generate/prompt.h"
 #include "llmc/generate/sampler.h"
 #include "reward.h"
+#include "trajectory_state.h"
 #include "all_reduce.h"
 #include <pthread.h>
 
@@ -39,6 +40,7 @@ typedef struct {
     int overlap;          // 1: rollout_ahead will be called
     int records, replays; // for a model with experts: keep the routes of completions; train with these routes
     double reward_timeout;
+    EnvironmentSettings environment;
     const Prompt *text;      // encodes and decodes text
     const uint32_t *end_ids; // [end_count] ids that end a completion
     size_t end_count;
@@ -103,12 +105,16 @@ typedef struct {
     WaitingPart part;
     size_t failures; // consecutive steps without rewards
     int rewarded;    // 1: a step of this process had a reward
+    // with an environment
+    Agents agents;
+    size_t vocabulary;
 } Rollout;
 
 // ---- sizes ----------------------------------------------------------------------------------------------------------
 // Returns the positions of the longest text, in the key/value cache and in a sequence. The text's last token is only a
 // target.
 static size_t rollout_capacity(const RolloutSettings *settings, const DataLoader *data) {
+    if (settings->environment.command) return settings->environment.tokens;
     return data->longest_prompt + settings->max_new_tokens - 1;
 }
 
@@ -125,9 +131,21 @@ static size_t rollout_most_rows(const RolloutSettings *settings, const DataLoade
     return data->longest_alone ? max_size(rows, rollout_rows(settings, data->longest_alone, tokens)) : rows;
 }
 
+// Returns the bound with an environment: a sequence has S rows, of one or more trajectories (trajectories_pack). A
+// trajectory of R rows in T turns is at most T documents of R positions each.
+static SequenceBound trajectory_bound(const RolloutSettings *settings) {
+    const size_t S = settings->environment.tokens, T = settings->environment.max_turns;
+    const size_t texts = settings->most_prompts * settings->group_size;
+    SequenceBound bound = {0};
+    bound.longest = bound.rows = S, bound.N = S * T;
+    bound.documents = min_size(texts * T, S), bound.forks = T + settings->most_prompts;
+    return bound;
+}
+
 static SequenceBound rollout_bound(const RolloutSettings *settings, const DataLoader *data) {
     size_t P = settings->most_prompts, G = settings->group_size, longest = rollout_capacity(settings, data);
     SequenceBound bound = {0};
+    if (settings->environment.command) return trajectory_bound(settings);
     if (longest > POSITIONS_MAX / (P * G))
         die("a step of %zu x %zu completions of up to %zu tokens is too large to count; lower --batch, --group-size or "
             "--max-new-tokens",
@@ -150,7 +168,9 @@ static SequenceBound rollout_bound(const RolloutSettings *settings, const DataLo
 
 // Returns the bytes of the trees of a step's sequences.
 static size_t rollout_tree_bytes(const RolloutSettings *settings, const DataLoader *data) {
-    const size_t P = settings->prompts;
+    const size_t P = settings->prompts, texts = P * settings->group_size, T = settings->environment.max_turns;
+    if (settings->environment.command)
+        return tree_bytes(texts * settings->environment.tokens, texts * T) + texts * tree_bytes(0, 0);
     return tree_bytes(P * rollout_most_rows(settings, data), P * settings->group_size) + P * tree_bytes(0, 0);
 }
 
@@ -177,15 +197,50 @@ static size_t rollout_record(const Rollout *r) {
     return 2 * sizeof(uint32_t) + ids + r->text_routes * sizeof(uint16_t);
 }
 
+// Allocates the trajectories of a step. Their paths lie in memory that is only touched as far as they come.
+static void trajectories_allocate(Rollout *r) {
+    const EnvironmentSettings *e = &r->settings.environment;
+    const size_t texts = r->settings.prompts * r->settings.group_size;
+    static const char of_step[] = "a step's trajectories";
+    Agents *a = &r->agents;
+    a->record = -1, a->texts = texts;
+    if (!e->command) return;
+    a->text = (Trajectory *)checked_calloc(texts, sizeof(Trajectory), of_step);
+    a->exchange = (Exchange *)checked_calloc(e->workers + 1, sizeof(Exchange), "processes of the environment");
+    a->queue = (size_t *)checked_calloc(texts, sizeof(size_t), of_step);
+    a->ready = (size_t *)checked_calloc(texts, sizeof(size_t), of_step);
+    a->sequence = (size_t *)checked_calloc(texts, sizeof(size_t), of_step);
+    for (size_t i = 0; i < texts; i++) {
+        Trajectory *t = &a->text[i];
+        t->ids = (int32_t *)checked_calloc(2 * (e->tokens + 1), sizeof(int32_t), of_step);
+        t->old = t->ids + e->tokens + 1;
+        t->turn = (AgentTurn *)checked_calloc(e->max_turns, sizeof(AgentTurn), of_step);
+        t->path = (OldPath *)checked_calloc(e->max_turns, sizeof(OldPath), of_step);
+    }
+}
+
+static void trajectories_free(Agents *a) {
+    for (size_t i = 0; a->text && i < a->texts; i++) {
+        Trajectory *t = &a->text[i];
+        free(t->ids), free(t->turn), free(t->path), free(t->row), free(t->messages);
+    }
+    for (size_t k = 0; k < a->recorded_count; k++) free(a->recorded[k].answer);
+    if (a->record >= 0) close(a->record);
+    free(a->text), free(a->exchange), free(a->queue), free(a->ready), free(a->sequence), free(a->recorded);
+}
+
 // Allocates all memory. `data`, and everything that settings point to, must outlive *r.
 static void rollout_allocate(Rollout *r, const RolloutSettings *settings, const Model *model, DataLoader *data) {
-    const size_t P = settings->prompts, texts = P * settings->group_size, sequences = settings->most_prompts;
+    const int agents = settings->environment.command != NULL;
+    const size_t P = settings->prompts, texts = P * settings->group_size;
+    const size_t sequences = settings->most_prompts * (agents ? settings->group_size : 1);
+    const size_t paths = agents ? settings->environment.max_turns : 1; // most documents of a text
     const size_t capacity = rollout_capacity(settings, data), k = model->config.num_experts_per_tok;
     const size_t experts =
         settings->records ? expert_layers_before(&model->config, model->config.num_hidden_layers) : 0;
     static const char of_step[] = "a step's prompts and completions";
     memset(r, 0, sizeof(*r));
-    r->settings = *settings, r->data = data;
+    r->settings = *settings, r->data = data, r->vocabulary = model->config.vocab_size;
     const SequenceBound bound = rollout_bound(settings, data);
     r->settings.sequence_tokens = bound.forks ? bound.rows : bound.N;
     sampler_batch_allocate(&r->sampler, model, settings->slots, capacity);
@@ -221,11 +276,16 @@ static void rollout_allocate(Rollout *r, const RolloutSettings *settings, const 
 
     // 2. Packed sequences of groups.
     r->packing.capacity = r->settings.sequence_tokens;
-    packing_allocate_window(&r->packing, P);
+    packing_allocate_window(&r->packing, agents ? texts : P);
     r->group_sequence = (size_t *)checked_calloc(P, sizeof(size_t), of_step);
     r->sequence = (Batch *)checked_calloc(sequences, sizeof(Batch), of_step);
-    r->all = batch_allocate(texts * capacity + sequences, texts + 2 * sequences);
+    r->all = batch_allocate(paths * texts * capacity + sequences, paths * texts + 2 * sequences);
     batch_allocate_answers(&r->all, settings->reference, settings->old);
+    if (agents) { // trajectories of a group may lie in different sequences
+        r->all.trajectory = r->all.group;
+        r->all.group = NULL;
+    }
+    trajectories_allocate(r);
     if (experts) batch_allocate_routes(&r->all, experts, k, settings->replays);
     const size_t trees = bound.forks ? rollout_tree_bytes(settings, data) : 0;
     if (trees) r->trees = (char *)checked_calloc(1, trees, of_step);
@@ -258,6 +318,7 @@ static void rollout_free(Rollout *r) {
     packing_free(&r->packing);
     free(r->group_sequence), free(r->sequence), free(r->trees), free(r->ahead_trees);
     batch_free(&r->all);
+    trajectories_free(&r->agents);
     memset(r, 0, sizeof(*r));
 }
 

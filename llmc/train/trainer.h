@@ -100,6 +100,7 @@ static void trainer_save(Trainer *t) {
     trainer_remake(t);
     t->folder.best = t->run.options->keep_best ? t->state.best_step : 0;
     const uint64_t bytes = checkpoint_save(&t->folder, &t->tensors, &t->state);
+    if (t->run.options->environment_command) record_forget(&t->rollout.agents);
     t->saved_at = seconds_now();
     if (!t->log.text || !bytes) return;
     progress_clear(&t->log.progress);

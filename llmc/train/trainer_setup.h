@@ -81,7 +81,7 @@ static SequenceBound trainer_allocate(Trainer *t) {
     kl_allocate(&t->run, bound);
     rollout.slots = t->run.settings.rollout_slots; // as many slots as fit
     if (o->rollout)
-        rollout_allocate(&t->rollout, &rollout, &t->run.model, &t->data);
+        rollout_open(&t->rollout, &rollout, &t->run.model, &t->data);
     else
         prefetch_allocate(&t->train_batches, &t->data, t->run.assignment);
     if (t->run.settings.deals) prefetch_deal(&t->train_batches, &t->run.table, t->run.settings.world.rank);
@@ -89,7 +89,7 @@ static SequenceBound trainer_allocate(Trainer *t) {
                                                                                                    // rollouts of
                                                                                                    // --val-data
     if (o->val_data.count && o->rollout)
-        rollout_allocate(&t->rollout_validation, &rollout, &t->run.model, &t->validation);
+        rollout_open(&t->rollout_validation, &rollout, &t->run.model, &t->validation);
     else if (o->val_data.count)
         prefetch_allocate(&t->validation_batches, &t->validation,
                           assign_evaluation(t->run.settings.world, t->run.assignment.parts));
@@ -315,6 +315,11 @@ static void trainer_settings(Trainer *t) {
     add_setting(t, "--grad-dtype", SETTING_ROUNDS, "%s", dtype_name(t->run.settings.gradient_type));
     if (o->rollout) add_setting(t, "--slots", SETTING_ROUNDS, "%zu", t->rollout.settings.slots);
     if (o->rollout) trainer_reward_settings(t);
+    if (o->environment_command) {
+        add_setting(t, "--environment-command", SETTING_ROUNDS, "%s", o->environment_command);
+        add_setting(t, "--max-turns", SETTING_KEPT, "%zu", o->max_turns);
+        add_setting(t, "--turn-rewards", SETTING_KEPT, "%s", option_chosen(o, "turn-rewards"));
+    }
     add_setting(t, "threads", SETTING_ROUNDS, "%d", cpu_threads());
     add_setting(t, "ranks", SETTING_ROUNDS, "%zu", world_ranks(world));
     add_setting(t, "--zero", SETTING_FREE, "%zu", world.zero);
@@ -547,6 +552,8 @@ static void trainer_begin(Trainer *t, const Options *given) {
     if (o->rollout)
         t->rollout_log =
             rollout_log_open(&t->rollout, o->out, o->keep_rollouts, o->show, t->state.step, t->state.step / o->updates);
+    if (o->environment_command && t->has_folder)
+        record_open(&t->rollout.agents, o->out, world_replica(t->run.settings.world), t->state.step / o->updates);
     if (t->has_folder && dist_rank() == 0) tokenizer_keep(&t->run, o->out, !*last);
     t->log.verbose = o->verbose, t->log.every = lines_every(&t->log, o->log_every);
     t->log.by_rewards = (OF_GROUPS & OF(o->objective)) != 0;
@@ -565,8 +572,8 @@ static void trainer_end(Trainer *t) {
     if (o->rollout) {
         free((uint32_t *)t->rollout.settings.end_ids);
         rollout_log_close(&t->rollout_log);
-        if (o->val_data.count) rollout_free(&t->rollout_validation);
-        rollout_free(&t->rollout);
+        if (o->val_data.count) rollout_close(&t->rollout_validation);
+        rollout_close(&t->rollout);
         prompt_free(&t->rollout_text);
     }
     prefetch_free(&t->train_batches);

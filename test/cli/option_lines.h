@@ -98,7 +98,14 @@ static void expect_same(const Options *a, const Options *b) {
         if (option_rows[i].verbs && row_differs(&option_rows[i], a, b)) test_fail("--%s differs", option_rows[i].name);
 }
 
+static int is_of_environment(const char *tested) {
+    for (size_t i = 0; i < OF_OPTIONS; i++)
+        if (!strcmp(of_options[i].option, tested) && !strcmp(of_options[i].needs, "environment-command")) return 1;
+    return !strcmp(tested, "environment-command");
+}
+
 static int is_of_rollout(const char *tested) {
+    if (is_of_environment(tested)) return 1;
     for (size_t i = 0; i < OF_OPTIONS; i++)
         if (!strcmp(of_options[i].option, tested) && !strcmp(of_options[i].needs, "rollout")) return 1;
     return !strcmp(tested, "rollout");
@@ -169,7 +176,10 @@ static CommandLine least_line(Verb verb, const char *tested) {
     if (!strcmp(tested, "adapter") && verb == VERB_CONVERT) add(&line, "--merge");
     if (!strncmp(tested, "context", 7) && verb == VERB_PLAN) add(&line, "--for=sample");
     if (group && train) add(&line, "--rollout");
-    if ((group || rollout) && train && strcmp(tested, "reward-command") != 0) add(&line, "--reward-command=r");
+    const int environment = is_of_environment(tested);
+    if (environment) add(&line, "--seq-len=64");
+    if ((group || rollout) && train && !environment && strcmp(tested, "reward-command") != 0)
+        add(&line, "--reward-command=r");
     return line;
 }
 

@@ -98,6 +98,15 @@ TEST(commands_of_a_file_are_told) {
     assert_string_equal(run_child(parse_in_child, &typed)->err, wanted);
     typed = words(with_file("eval --model m --data d", "w.jsonl", log));
     assert_string_equal(run_child(parse_in_child, &typed)->err, wanted);
+    typed =
+        words(with_file(line, "w.jsonl",
+                        "{\"step\": 1, \"options\": {\"verb\": \"train\", \"rollout\": true, \"objective\": \"grpo\", "
+                        "\"seq_len\": 64, \"environment_command\": \"a.py\", \"render_command\": \"b.py\"}}\n"));
+    snprintf(wanted, sizeof(wanted),
+             "note: %s: this run will execute its --environment-command: a.py\n"
+             "note: %s: this run will execute its --render-command: b.py\nnote: %s: %s\n",
+             path, path, path, rest);
+    assert_string_equal(run_child(parse_in_child, &typed)->err, wanted);
 }
 
 // --resume without --data takes the options of its run, whose commands are noted; a typed one wins.
