@@ -413,13 +413,13 @@ static Objective make_distill(DistillLoss loss, double share, double T) {
 
 // forward: weights are sft's, the loss mixes cross-entropy and divergence (here the stream's entropies) by T^2.
 TEST(distill_forward_weighs_targets_as_sft) {
+    test_case("forward");
     Stream s = random_stream(3, 2);
     const Objective sft = make(OBJECTIVE_SFT, 0), o = make_distill(DISTILL_FORWARD, 0.3, 2);
     double *wanted = case_doubles(s.batch.N), *found = case_doubles(s.batch.N), cross = 0, apart = 0, all = 0;
     Metrics metrics = {0};
     s.batch.teacher = teacher_allocate(s.batch.N, 1);
     const double Z = normaliser(&o, &s, 1);
-    test_case("forward");
     evaluate(&sft, &s, Z, wanted, NULL);
     const double loss = evaluate(&o, &s, Z, found, &metrics);
     for (size_t t = 0; t < s.batch.N; t++) {
@@ -436,6 +436,7 @@ TEST(distill_forward_weighs_targets_as_sft) {
 
 // reverse: grpo's weights, over all tokens and without a clip, from advantages log p_teacher - logp.
 TEST(distill_reverse_is_grpo_with_these_advantages) {
+    test_case("reverse");
     Stream s = random_stream(3, 2);
     Objective grpo = make_policy(OBJECTIVE_GRPO, NORMALISE_BNPO, 0);
     const Objective o = make_distill(DISTILL_REVERSE, 1, 1);
@@ -448,7 +449,6 @@ TEST(distill_reverse_is_grpo_with_these_advantages) {
     }
     const double Z = normaliser(&o, &s, 1);
     s.batch.old = NULL;
-    test_case("reverse");
     evaluate(&grpo, &s, Z, wanted, NULL);
     const double loss = evaluate(&o, &s, Z, found, NULL);
     for (size_t t = 0; t < s.batch.N; t++) expect_close("weight", t, found[t], wanted[t], 0, precision());
