@@ -108,11 +108,11 @@ kl() { # options: the divergence of a student from the teacher, by eval
     succeeds eval $texts $distill --json --quiet "$@"
     json kl
 }
-check 'a student that is the teacher has no divergence' [ "$(kl --init $TINY | awk '{ print $1 < 1e-9 && $1 > -1e-9 }')" = 1 ]
+check 'a student that is the teacher has no divergence' [ "$(kl --init $TINY | awk '{ print ($1 < 1e-8 && $1 > -1e-8) }')" = 1 ]
 small=$(kl $student)
 written=$WORK/all.teacher distill="--objective distill --teacher-logprobs $WORK/all.teacher"
 succeeds logprobs --init $TINY $texts --top-k 96 --out "$written" --quiet
-check 'fewer tokens give at most the whole divergence' [ "$(awk -v a="$small" -v b="$(kl $student)" 'BEGIN { print a > 0 && a < b }')" = 1 ]
+check 'fewer tokens give at most the whole divergence' [ "$(awk -v a="$small" -v b="$(kl $student)" 'BEGIN { print (a > 0 && a < b) }')" = 1 ]
 in_two_parts distilled 4 '' $student $texts $distill --distill-weight 0.5 --temperature 1 --lr 1e-2 --schedule constant
 check 'its log has both parts of the loss' grep -q '"kl": [0-9.e-]*, "cross_entropy": [0-9.]*' "$WORK/distilled/log.jsonl"
 refuses 1 'trained with --teacher-logprobs .*distill-weight=0.5' \
@@ -136,7 +136,7 @@ make_documents "$WORK/many.bin" 96 60,60,60,60,60,60,60,60,60,60,60,60,60,60,60,
 make_documents "$WORK/few.bin" 96 60,60,60,60,60,60 12
 make_documents "$WORK/unseen.bin" 96 60,60,60,60,60,60 13
 steps='--seq-len 64 --lr 1e-2 --schedule constant --batch 6 --quiet'
-succeeds train --init $TINY,num_hidden_layers=4 --data "$WORK/many.bin" $steps --steps 60 --out "$WORK/teacher"
+succeeds train --init "$(echo $TINY | sed s/layers=2/layers=4/)" --data "$WORK/many.bin" $steps --steps 60 --out "$WORK/teacher"
 for text in few unseen; do
     succeeds logprobs --model "$WORK/teacher" --data "$WORK/$text.bin" --seq-len 64 --top-k 16 --out "$WORK/$text.teacher" --quiet
 done
@@ -150,7 +150,7 @@ for seed in 1 2 3; do
         json kl >"$WORK/$way.kl"
     done
     check "seed $seed: nearer than by cross-entropy: $(cat "$WORK/distill.kl" "$WORK/sft.kl")" \
-        [ "$(cat "$WORK/distill.kl" "$WORK/sft.kl" | awk 'NR == 1 { a = $1 } END { print a > 0 && a < 0.9 * $1 }')" = 1 ]
+        [ "$(cat "$WORK/distill.kl" "$WORK/sft.kl" | awk 'NR == 1 { a = $1 } END { print (a > 0 && a < 0.5 * $1) }')" = 1 ]
 done
 TRAIN=$sanitized_train
 
