@@ -74,6 +74,7 @@ share a sequence, generation. orders.h chooses the order.
 #ifndef STREAMBP_H
 #define STREAMBP_H
 #include "llmc/layer/embedding.h"  // tokens to x_0, and back to the tables
+#include "llmc/layer/head_loss.h"  // logits to log-probabilities, and to their gradient
 #include "llmc/layer/mixer.h"      // the steps of a layer: its mixer, which joins the chunks, and its MLP
 #include "llmc/stream/residency.h" // weights and gradients: acquire, prefetch, release
 
@@ -158,15 +159,6 @@ static HeadActivations head_logits(const Visit *v) {
     return h;
 }
 
-// Computes log-probabilities of chunk c's targets from logits[c], and entropies if the objective uses them.
-static void head_logprobs(const Visit *v, const HeadActivations *h) {
-    const StreamBP *s = v->s;
-    const Shapes d = shapes_of(s->model);
-    s->ops->logprob(summed_row(s, s->now.logp, v->c.row, 1),
-                    s->now.entropy ? summed_row(s, s->now.entropy, v->c.row, 1) : NULL, h->logits,
-                    s->now.targets + v->c.row, NULL, v->c.n, d.V, d.logits_stride, s->setup->objective.temperature);
-}
-
 // Runs the head backward: dlogits[c] -> dx[c], which overwrites x_L[c]; dW of matrix or adapter, and of the norm, +=
 static void logits_backward(const Visit *v, const HeadActivations *h) {
     const StreamBP *s = v->s;
@@ -186,7 +178,7 @@ static void logits_backward(const Visit *v, const HeadActivations *h) {
 static void head_forward(const Visit *v) {
     const size_t mark = arena_mark(v->s->arena);
     const HeadActivations h = head_logits(v);
-    head_logprobs(v, &h);
+    head_loss(v, h.logits, 0);
     arena_pop(v->s->arena, mark);
 }
 
@@ -198,16 +190,13 @@ log-probabilities of the whole sequence, so the head runs forward twice.
 */
 static void head_backward(const Visit *v) {
     const StreamBP *s = v->s;
-    const Shapes d = shapes_of(s->model);
     const size_t mark = arena_mark(s->arena);
     const HeadActivations h = head_logits(v);
     if (objective_weights_wait(&s->setup->objective) == WEIGHTS_BY_TOKEN) {
-        head_logprobs(v, &h);
+        head_loss(v, h.logits, 0);
         sequence_chunk_weights(s, v->c);
     }
-    s->ops->logprob(summed_row(s, s->now.logp, v->c.row, 1), NULL, h.logits, s->now.targets + v->c.row,
-                    summed_row(s, s->now.token_weight, v->c.row, 1), v->c.n, d.V, d.logits_stride,
-                    s->setup->objective.temperature); // dlogits overwrite the logits
+    head_loss(v, h.logits, 1); // dlogits overwrite the logits
     logits_backward(v, &h);
     arena_pop(s->arena, mark);
 }

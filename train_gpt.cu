@@ -172,8 +172,8 @@ static void join_ranks(const Options *o) {
 }
 
 int main(int argc, char **argv) {
-    static const VerbMain verbs[VERBS] = {verb_train,    verb_bp,      verb_sample, verb_plan,  verb_eval,
-                                          verb_logprobs, verb_convert, verb_info,   verb_doctor};
+    static const VerbMain verbs[VERBS] = {verb_train, verb_bp,      verb_sample, verb_logprobs, verb_plan,
+                                          verb_eval,  verb_convert, verb_info,   verb_doctor};
     stack_check(stack_bytes(), (size_t)4 << 20, "ulimit -s 8192");
     threads_wait_briefly(argv); // before anything else, because it may execute the program again
     dist_start();

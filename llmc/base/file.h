@@ -221,22 +221,23 @@ static const struct {
     const char *magic;
     size_t bytes;
     const char *name, *advice;
-} file_kinds[] = {{"SBPSHARD", 8, "a token shard", "it belongs to --data"},
-                  {"\x88\xd8\x34\x01", 4, "a token shard of llm.c", "it belongs to --data"},
-                  {"\xa1\xd9\x34\x01", 4, "a token shard of llm.c (Llama 3)", "it belongs to --data"},
-                  {"\x8a\xd8\x34\x01", 4, "an evaluation file of llm.c", "nothing here reads it"},
-                  {"\x8f\xd8\x34\x01", 4, "an optimizer state of llm.c", "nothing here reads it"},
-                  {"\xa3\xd9\x34\x01", 4, "a Llama 3 checkpoint of llm.c", "take the Hugging Face directory"},
-                  {"\xc6\xd7\x34\x01", 4, "an llm.c GPT-2 .bin", "it belongs to --model"},
-                  {"STREAMBP", 8, "a flat .bin of a model", "it belongs to --model"},
-                  {"SBPTOKEN", 8, "a tokenizer", "it belongs to --tokenizer"},
-                  {"SBPLOGPS", 8, "a file of log-probabilities", "it belongs to --reference-logprobs"},
-                  {"SBPADAMW", 8, "the optimizer of a checkpoint", "give the folder of its run"},
-                  {"GGUF", 4, "a GGUF model", "take the Hugging Face directory that it was made from"},
-                  {"PAR1", 4, "a Parquet table", NULL},
-                  {"\x1f\x8b", 2, "compressed by gzip", "unpack it"},
-                  {"\x28\xb5\x2f\xfd", 4, "compressed by zstd", "unpack it"},
-                  {"PK\3\4", 4, "a zip archive (as PyTorch's .bin and .pt are)", "unpack it, or take safetensors"}};
+} file_kinds[] = {
+    {"SBPSHARD", 8, "a token shard", "it belongs to --data"},
+    {"\x88\xd8\x34\x01", 4, "a token shard of llm.c", "it belongs to --data"},
+    {"\xa1\xd9\x34\x01", 4, "a token shard of llm.c (Llama 3)", "it belongs to --data"},
+    {"\x8a\xd8\x34\x01", 4, "an evaluation file of llm.c", "nothing here reads it"},
+    {"\x8f\xd8\x34\x01", 4, "an optimizer state of llm.c", "nothing here reads it"},
+    {"\xa3\xd9\x34\x01", 4, "a Llama 3 checkpoint of llm.c", "take the Hugging Face directory"},
+    {"\xc6\xd7\x34\x01", 4, "an llm.c GPT-2 .bin", "it belongs to --model"},
+    {"STREAMBP", 8, "a flat .bin of a model", "it belongs to --model"},
+    {"SBPTOKEN", 8, "a tokenizer", "it belongs to --tokenizer"},
+    {"SBPLOGPS", 8, "a file of log-probabilities", "it belongs to --reference-logprobs or --teacher-logprobs"},
+    {"SBPADAMW", 8, "the optimizer of a checkpoint", "give the folder of its run"},
+    {"GGUF", 4, "a GGUF model", "take the Hugging Face directory that it was made from"},
+    {"PAR1", 4, "a Parquet table", NULL},
+    {"\x1f\x8b", 2, "compressed by gzip", "unpack it"},
+    {"\x28\xb5\x2f\xfd", 4, "compressed by zstd", "unpack it"},
+    {"PK\3\4", 4, "a zip archive (as PyTorch's .bin and .pt are)", "unpack it, or take safetensors"}};
 
 // Ends the program if the file is of a known kind other than `wanted`.
 static void file_refuse_kind(const char *path, const char *wanted) {

@@ -16,6 +16,7 @@ size. Writing a folder of at most FOLDER_FEW files allocates nothing.
 typedef struct {
     int fd;
     char path[PATH_MAX], temporary[PATH_MAX];
+    int stays; // 1: the unfinished file stays when the program ends
 } OutputFile;
 
 enum { FOLDER_FEW = 8 };
@@ -233,8 +234,12 @@ __attribute__((noreturn, format(printf, 3, 4))) static void output_fail(const Ou
     va_start(args, action);
     vsnprintf(text, sizeof(text), action, args);
     va_end(args);
+    const int full = error == ENOSPC || error == EDQUOT;
+    if (file->stays)
+        die("%s: %s failed: %s; %srepeat the command to continue", file->temporary, text, error_text(error),
+            full ? "free some space and " : "");
     die("%s: %s failed: %s; %schoose another place (the unfinished file is removed)", file->path, text,
-        error_text(error), error == ENOSPC || error == EDQUOT ? "free some space or " : "");
+        error_text(error), full ? "free some space or " : "");
 }
 
 // Sets file->path to the target of `path`, following links. Refuses what is not a regular file.
@@ -257,6 +262,7 @@ static void output_open(OutputFile *file, const char *path, uint64_t bytes) {
     if (output_pending)
         die("internal: %s: cannot be written while %s is being written; please report it", path, output_pending->path);
     signals_prepare();
+    file->stays = 0;
     output_resolve(file, path);
     if (!folder_pending) output_clear_stale(file->path, NULL); // a folder's files are cleared together with the folder
     file->fd = -1;
@@ -295,6 +301,7 @@ static void output_write(const OutputFile *file, uint64_t offset, const void *da
 static void output_join(OutputFile *file, const char *path, const char *temporary) {
     snprintf(file->path, sizeof(file->path), "%s", path);
     snprintf(file->temporary, sizeof(file->temporary), "%s", temporary);
+    file->stays = 0;
     file->fd = open(temporary, O_WRONLY | O_CLOEXEC);
     if (file->fd < 0)
         die("%s: cannot be opened, though rank 0 made it: %s; choose a place that all hosts see", temporary,

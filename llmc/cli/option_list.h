@@ -143,9 +143,9 @@ BYTES(host_limit, "host-limit", "none", 1, 9e18, PASSES | ON(SAMPLE), "BYTES",
       "limit of host memory for tensors placed there, over all ranks of a machine")
 BYTES(disk_limit, "disk-limit", "none", 1, 9e18, PASSES | ON(SAMPLE), "BYTES",
       "limit of space in --disk, over all ranks of a machine")
-CHOICE(Verb, plan_for, "for", "train", VERB_TRAIN, VERB_SAMPLE, SHORT(ON(PLAN)), "train|bp|sample",
-       "plan a training run, one pass, or a text; a pass has no optimizer update and needs far less; a text has "
-       "--max-context tokens")
+CHOICE(Verb, plan_for, "for", "train", VERB_TRAIN, VERB_LOGPROBS, SHORT(ON(PLAN)), "train|bp|sample|logprobs",
+       "plan a training run, one pass, a text, or a forward pass of logprobs; a pass has no optimizer update and needs "
+       "far less; a text has --max-context tokens")
 
 SECTION("Many processes")
 SIZE(zero, "zero", "0", 0, 3, SHORT(STEPS) | LOSSES, "0|1|2|3",
@@ -168,10 +168,11 @@ TEXT(machine, "machine", "h100", SHORT(ON(PLAN)) | PASSES, "CARD[xP][,host=BYTES
      "by the machine's rates; bp: also use them for MFU and --profile")
 
 SECTION("Objective")
-CHOICE(ObjectiveKind, objective, "objective", "sft", OBJECTIVE_SFT, OBJECTIVE_KTO, SHORT(LOSSES),
-       "sft|dpo|simpo|orpo|grpo|gspo|ppo|cispo|kto",
+CHOICE(ObjectiveKind, objective, "objective", "sft", OBJECTIVE_SFT, OBJECTIVE_DISTILL, SHORT(LOSSES),
+       "sft|dpo|simpo|orpo|grpo|gspo|ppo|cispo|kto|distill",
        "what is trained; sft: cross entropy of the next token; dpo, simpo, orpo: preference pairs; grpo, gspo, cispo: "
-       "groups of completions with rewards; ppo: tokens with advantages; kto: labelled answers")
+       "groups of completions with rewards; ppo: tokens with advantages; kto: labelled answers; distill: a teacher's "
+       "distribution")
 CHOICE(DpoLoss, dpo_loss, "dpo-loss", "sigmoid", DPO_SIGMOID, DPO_ROBUST, LOSSES,
        "sigmoid|ipo|hinge|robust", "dpo: the loss as a function of a pair's margin")
 REAL(label_smoothing, "label-smoothing", "0", 0, 0.499999, LOSSES, "P",
@@ -208,6 +209,18 @@ TEXT(old_logprobs, "old-logprobs", NULL, LOSSES, "FILE",
      "log-probabilities under the policy that wrote the completions; without it the ratio to that policy is 1")
 FLAG(any_reference, "any-reference", LOSSES,
      "accept log-probabilities of another model than the one with which the run begins")
+TEXT(teacher_logprobs, "teacher-logprobs", NULL, LOSSES, "FILE",
+     "distill: the teacher's likeliest tokens of --data, written by logprobs --top-k")
+TEXT(teacher, "teacher", NULL, LOSSES, "PATH",
+     "distill: not in this version: a teacher runs before the student (logprobs --top-k, then --teacher-logprobs)")
+CHOICE(DistillLoss, distill_loss, "distill-loss", "forward", DISTILL_FORWARD, DISTILL_REVERSE, LOSSES,
+       "forward|reverse",
+       "distill; forward: divergence from the teacher over its likeliest tokens and all others as one; reverse: policy "
+       "gradient by the target's log-probability under the teacher, for texts that the student wrote")
+REAL(distill_weight, "distill-weight", "1", 0, 1, LOSSES, "X",
+     "distill, forward: weight of the divergence; cross-entropy of the targets has the rest")
+SIZE(teacher_top_k, "teacher-top-k", "64", 1, MOST_TOKENS, ON(PLAN) | ON(BP), "K",
+     "distill, forward, without a file: likeliest tokens of the planned teacher")
 
 SECTION("Rollout")
 FLAG(rollout, "rollout", SHORT(ON(TRAIN)) | STEPS,
@@ -362,8 +375,11 @@ IDS(prompt_ids, "prompt-ids", TEXTS, "ID,ID,...", "token ids to continue")
 SIZE(max_new_tokens, "max-new-tokens", "256", 1, MOST_TOKENS, SHORT(ON(SAMPLE)) | LOSSES, "N",
      "most tokens to sample; dr_grpo divides by it")
 REAL(temperature, "temperature", "1", 0, 1000, SHORT(ON(SAMPLE)) | LOSSES | ON(LOGPROBS), "X",
-       "temperature of sampling (0: the likeliest token); grpo, gspo, cispo, ppo, logprobs: of logits, too")
-SIZE(top_k, "top-k", "off", 0, OPTION_UNBOUNDED, SHORT(ON(SAMPLE)) | TEXTS, "K", "sample from the K likeliest tokens")
+       "temperature of sampling (0: the likeliest token); grpo, gspo, cispo, ppo, distill, logprobs: of logits, too")
+SIZE(top_k, "top-k", "off", 0, OPTION_UNBOUNDED, SHORT(ON(SAMPLE)) | TEXTS | SHORT(ON(LOGPROBS)) | ON(PLAN), "K",
+     "sample from the K likeliest tokens; logprobs: write these tokens for --objective distill")
+SIZE(vocabulary, "vocabulary", "off", 0, MOST_TOKENS, ON(LOGPROBS) | ON(PLAN), "N",
+     "with --top-k: leave ids from N on out of the softmax, for students with fewer ids")
 REAL(top_p, "top-p", "1", 0, 1, SHORT(ON(SAMPLE)) | TEXTS, "P",
      "sample from the fewest tokens that reach probability P")
 TEXT(prompts, "prompts", NULL, SHORT(ON(SAMPLE)), "FILE",

@@ -18,9 +18,9 @@ typedef enum {
     VERB_TRAIN,
     VERB_BP,
     VERB_SAMPLE,
+    VERB_LOGPROBS,
     VERB_PLAN,
     VERB_EVAL,
-    VERB_LOGPROBS,
     VERB_CONVERT,
     VERB_INFO,
     VERB_DOCTOR,
@@ -35,11 +35,11 @@ static const struct {
     {"bp", "one forward and backward pass: loss, seconds, peak memory, gradients",
      "--init qwen3-0.6b,num_hidden_layers=2 --seq-len 2048 --json"},
     {"sample", "text from a model", "--model run --prompt 'Once upon a time' --max-new-tokens 200"},
+    {"logprobs", "log-probabilities of data under a model, for objectives that have a reference",
+     "--model Qwen3-0.6B --data 'pairs/*.bin' --seq-len 8192 --out pairs.logprobs"},
     {"plan", "memory and FLOPs of a run, before anything is allocated",
      "--init qwen3-8b --seq-len 100000 --machine rtx4090,host=128GiB"},
     {"eval", "loss of a model on data", "--model run --data 'shards/val-*.bin' --seq-len 8192"},
-    {"logprobs", "log-probabilities of data under a model, for objectives that have a reference",
-     "--model Qwen3-0.6B --data 'pairs/*.bin' --seq-len 8192 --out pairs.logprobs"},
     {"convert", "convert any readable model to a Hugging Face folder or a flat .bin",
      "--model run --like Qwen3-0.6B --out Qwen3-0.6B-tuned"},
     {"info", "show the configuration and the tensors of a model", "--model Qwen3-0.6B"},
@@ -330,6 +330,11 @@ static const struct {
     {"reference-logprobs", OF(OBJECTIVE_DPO) | OF(OBJECTIVE_KTO) | OF_POLICY},
     {"old-logprobs", OF_POLICY},
     {"rollout", OF_GROUPS},
+    {"teacher-logprobs", OF(OBJECTIVE_DISTILL)},
+    {"teacher", OF(OBJECTIVE_DISTILL)},
+    {"distill-loss", OF(OBJECTIVE_DISTILL)},
+    {"distill-weight", OF(OBJECTIVE_DISTILL)},
+    {"teacher-top-k", OF(OBJECTIVE_DISTILL)},
 };
 #define OF_OBJECTIVES (sizeof(of_objectives) / sizeof(of_objectives[0]))
 
@@ -369,6 +374,7 @@ static const struct {
     {"lora-modules-to-save", "lora-rank"},
     {"lora-rank-pattern", "lora-rank"},
     {"lora-alpha-pattern", "lora-rank"},
+    {"vocabulary", "top-k"},
 };
 #define OF_OPTIONS (sizeof(of_options) / sizeof(of_options[0]))
 

@@ -18,6 +18,14 @@ typedef struct {
     int replays;              // 1: the batch uses these experts; 0: the routers choose experts
 } BatchRoutes;
 
+// A teacher's likeliest tokens for each target, for objective distill (teacher_*, logprobs.h)
+typedef struct {
+    int32_t *id; // [N,k] ascending; NULL: no teacher
+    float *logp; // [N,k] their log-probabilities
+    float *tail; // [N] probability of all other tokens
+    size_t k;
+} BatchTeacher;
+
 typedef struct Tree Tree; // tree.h
 
 typedef struct {
@@ -53,6 +61,7 @@ typedef struct {
                                       // unknown; not owned
     double kl;                        // kl of objective kto (objective.h)
     BatchRoutes routes;
+    BatchTeacher teacher;
 } Batch;
 
 // Normalisers of losses, over the whole accumulated batch
@@ -91,6 +100,22 @@ static void batch_allocate_routes(Batch *batch, size_t layers, size_t k, int rep
     batch->routes.expert = (uint16_t *)checked_calloc(layers * batch->N * k, sizeof(uint16_t), "the routes of a batch");
 }
 
+// Allocates a teacher of k tokens for N targets. Until they are read they are tokens 0 to k - 1, all as likely as the
+// tail.
+static BatchTeacher teacher_allocate(size_t N, size_t k) {
+    BatchTeacher teacher = {NULL, NULL, NULL, k};
+    teacher.id = (int32_t *)checked_calloc(N * k, sizeof(int32_t), "a teacher's tokens");
+    teacher.logp = (float *)checked_calloc(N * k, sizeof(float), "a teacher's log-probabilities");
+    teacher.tail = (float *)checked_calloc(N, sizeof(float), "a teacher's tails");
+    for (size_t i = 0; i < N * k; i++) {
+        teacher.id[i] = (int32_t)(i % k), teacher.logp[i] = -logf((float)(k + 1));
+        teacher.tail[i / k] = 1 / (float)(k + 1);
+    }
+    return teacher;
+}
+
+static void teacher_free(BatchTeacher *teacher) { free(teacher->id), free(teacher->logp), free(teacher->tail); }
+
 // Returns the k experts of a token in a layer. `layer` counts only layers with experts.
 static uint16_t *batch_route(const Batch *batch, size_t layer, size_t token) {
     return batch->routes.expert + (layer * batch->routes.stride + token) * batch->routes.k;
@@ -106,6 +131,7 @@ static void batch_free(Batch *batch) {
         free(batch->advantage);
     free(batch->reference), free(batch->old), free(batch->routes.expert), free(batch->room);
     free(batch->common);
+    teacher_free(&batch->teacher);
     memset(batch, 0, sizeof(*batch));
 }
 
@@ -218,6 +244,8 @@ static Batch batch_behind(Batch b, size_t positions, size_t documents) {
     if (b.reference) b.reference += positions;
     if (b.old) b.old += positions;
     if (b.routes.expert) b.routes.expert += positions * b.routes.k;
+    if (b.teacher.id) b.teacher.id += positions * b.teacher.k, b.teacher.logp += positions * b.teacher.k;
+    if (b.teacher.id) b.teacher.tail += positions;
     return b;
 }
 

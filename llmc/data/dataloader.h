@@ -213,6 +213,13 @@ static Batch dataloader_batch(const DataLoader *d) {
             batch.group = (size_t *)checked_calloc(d->bound.documents, sizeof(size_t), "the families of a batch");
         return batch;
     }
+    if (objective == OBJECTIVE_DISTILL) {
+        if (objective_needs_top(s->objective))
+            batch.teacher = teacher_allocate(d->bound.N, s->teacher->header.k);
+        else
+            batch.reference = (float *)checked_calloc(d->bound.N, sizeof(float), "the teacher of a batch");
+        return batch;
+    }
     const int reference = objective_needs_reference(s->objective) && !objective_needs_mismatched(s->objective);
     batch_allocate_answers(&batch, reference, s->old != NULL);
     if (batch.reference)

@@ -24,6 +24,7 @@ allocated after opening.
 #include "llmc/tokenizer/tokenizer_file.h"
 #include "llmc_shard.h"
 #include "logprobs.h"
+#include "teacher.h"
 #include "objective.h"
 #include "packing.h"
 #include "prefixes.h"
@@ -57,6 +58,7 @@ typedef struct {
     const Objective *objective;         // NULL: sft
     int scale_rewards;                  // 1: divide advantages by the standard deviation of the group's rewards
     const LogprobFile *reference, *old; // NULL: not used; may also be set after opening
+    const LogprobFile *teacher;         // of objective distill; NULL: not used
 } DataSettings;
 
 // Bounds of the largest sequence, for plans
@@ -135,14 +137,15 @@ typedef struct {
 
 // ---- kinds of data --------------------------------------------------------------------------------------------------
 // Kind of data that each ObjectiveKind needs
-static const ShardKind objective_data[OBJECTIVES] = {KIND_DOCUMENTS, KIND_PAIRS,  KIND_PAIRS,  KIND_PAIRS, KIND_GROUPS,
-                                                     KIND_GROUPS,    KIND_VALUES, KIND_GROUPS, KIND_LABELS};
+static const ShardKind objective_data[OBJECTIVES] = {KIND_DOCUMENTS, KIND_PAIRS,    KIND_PAIRS,  KIND_PAIRS,
+                                                     KIND_GROUPS,    KIND_GROUPS,   KIND_VALUES, KIND_GROUPS,
+                                                     KIND_LABELS,    KIND_DOCUMENTS};
 
 // For each kind of shard: the content, the columns from which data/prepare.py makes the shard, and the objectives that
 // use it
 static const struct {
     const char *name, *columns, *objectives;
-} data_kinds[] = {{"documents", "text; messages; prompt, completion", "sft"},
+} data_kinds[] = {{"documents", "text; messages; prompt, completion", "sft or distill"},
                   {"preference pairs", "chosen, rejected, maybe prompt", "dpo, simpo or orpo"},
                   {"groups of completions with rewards", "prompt, completions, rewards", "grpo, gspo or cispo"},
                   {"prompts alone", "prompt, maybe answer", "grpo, gspo or cispo with --rollout"},

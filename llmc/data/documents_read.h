@@ -179,6 +179,8 @@ static void documents_read_segment(DataLoader *d, const Segment *segment, Batch 
     if (batch->reference && settings->reference)
         logprobs_read(settings->reference, token + 1, n, batch->reference + to);
     if (batch->old && settings->old) logprobs_read(settings->old, token + 1, n, batch->old + to);
+    if (settings->teacher && (batch->reference || batch->teacher.id))
+        teacher_read(settings->teacher, token + 1, batch, to, n);
     batch->document_start[batch->documents++] = to;
     batch->N += n;
     batch->document_start[batch->documents] = batch->N;

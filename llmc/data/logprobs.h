@@ -33,13 +33,19 @@ typedef struct {
     double temperature;
     uint32_t body_crc, header_crc; // header_crc: over the header with this field 0
     char model[64];                // name of the model for messages, UTF-8, zero-terminated
-    unsigned char zeros[88];
+    // files of a teacher's likeliest tokens (teacher.h), else 0
+    uint32_t k, complete;      // tokens of a record; 1: every sequence is done
+    uint64_t vocabulary, done; // ids that the teacher's softmax is over; finished sequences
+    uint64_t order;            // key of the sequences (dataloader_fingerprint)
+    double sum;                // of the targets' log-probabilities so far
+    unsigned char zeros[48];
 } LogprobHeader;
 static_assert(sizeof(LogprobHeader) == 256, "the header of a file of log-probabilities has 256 bytes");
 
 typedef struct LogprobFile {
     InputFile file;
     LogprobHeader header;
+    unsigned char *record; // [record bytes] of a teacher: room for a record; else NULL
 } LogprobFile;
 
 static uint32_t logprobs_header_crc(const LogprobHeader *header) {
@@ -48,6 +54,12 @@ static uint32_t logprobs_header_crc(const LogprobHeader *header) {
     return crc32_of(0, &copy, sizeof(copy));
 }
 
+// Returns the bytes of a token's values.
+static size_t logprobs_record(size_t k) { return k ? 12 + 8 * k : sizeof(float); }
+
+static size_t logprobs_place(const LogprobHeader *h, size_t token) {
+    return sizeof(*h) + token * logprobs_record(h->k);
+}
 static size_t logprobs_offset(size_t token) { return sizeof(LogprobHeader) + token * sizeof(float); }
 
 // Copies the text to `name`; if the text is too long, only the text's end.
@@ -87,15 +99,20 @@ typedef struct {
     LogprobHeader header;
 } LogprobWriter;
 
+// Sets what every header of this many tokens has.
+static void logprobs_begin(LogprobHeader *h) {
+    memcpy(h->begin.magic, LOGPROBS_MAGIC, sizeof(h->begin.magic));
+    h->begin.version = LOGPROBS_VERSION, h->begin.byte_order = FILE_BYTE_ORDER;
+    h->begin.header_bytes = sizeof(*h), h->begin.bytes = logprobs_place(h, h->tokens);
+    memset(h->zeros, 0, sizeof(h->zeros));
+}
+
 // Creates a file with this header. Sizes, checksums and `targets` are set later. Every value is 0 at first.
 static void logprobs_create(LogprobWriter *w, const char *path, const LogprobHeader *header) {
     LogprobHeader *h = &w->header;
     crc32_prepare();
     *h = *header;
-    memcpy(h->begin.magic, LOGPROBS_MAGIC, sizeof(h->begin.magic));
-    h->begin.version = LOGPROBS_VERSION, h->begin.byte_order = FILE_BYTE_ORDER;
-    h->begin.header_bytes = sizeof(*h), h->begin.bytes = logprobs_offset(h->tokens);
-    memset(h->zeros, 0, sizeof(h->zeros));
+    logprobs_begin(h);
     output_open(&w->output, path, h->begin.bytes);
     if (ftruncate(w->output.fd, (off_t)h->begin.bytes) != 0) output_fail(&w->output, errno, "setting its size");
 }
@@ -124,7 +141,8 @@ static void logprobs_commit(LogprobWriter *w, size_t targets) {
 // Checks every field, although the checksum is right: another program may have written the file.
 static void logprobs_check_header(const LogprobHeader *h, const char *path) {
     static const unsigned char zeros[sizeof(h->zeros)] = {0};
-    const char *fault = h->tokens > h->begin.bytes || h->begin.bytes != logprobs_offset(h->tokens) ? "number of tokens"
+    const char *fault = h->tokens > h->begin.bytes || h->begin.bytes != logprobs_place(h, h->tokens)
+                            ? "number of tokens"
                         : h->documents < 1 || h->documents > h->tokens / 2   ? "number of documents"
                         : h->targets > h->tokens - h->documents              ? "number of log-probabilities"
                         : h->cut > DOCUMENTS_TRUNCATED                       ? "kind of cut of documents"
@@ -132,6 +150,8 @@ static void logprobs_check_header(const LogprobHeader *h, const char *path) {
                         : h->dtype > DTYPE_FP64                              ? "element type"
                         : !(h->temperature > 0) || !isfinite(h->temperature) ? "temperature"
                         : !memchr(h->model, 0, sizeof(h->model))             ? "name of the model"
+                        : h->k > h->vocabulary || h->vocabulary > INT32_MAX  ? "vocabulary"
+                        : h->complete > 1                                    ? "mark of a finished file"
                         : memcmp(h->zeros, zeros, sizeof(zeros)) != 0        ? "rest, which must be zeros,"
                                                                              : NULL;
     if (fault) die("%s: the %s in its header is invalid; " LOGPROBS_AGAIN, path, fault);
@@ -141,6 +161,7 @@ static void logprobs_check_header(const LogprobHeader *h, const char *path) {
 static void logprobs_open(LogprobFile *f, const char *path) {
     LogprobHeader *h = &f->header;
     crc32_prepare();
+    f->record = NULL;
     f->file = input_open(path);
     if (f->file.bytes < sizeof(*h))
         die("%s: its %zu bytes are less than the header of a file of log-probabilities (%zu); write it again with the "
@@ -154,6 +175,7 @@ static void logprobs_open(LogprobFile *f, const char *path) {
     file_header_check(&h->begin, &f->file, "file of log-probabilities", LOGPROBS_VERSION, LOGPROBS_AGAIN,
                       h->header_crc == logprobs_header_crc(h));
     logprobs_check_header(h, path);
+    if (h->k) die("%s: holds the %u likeliest tokens of a teacher; it belongs to --teacher-logprobs", path, h->k);
     make_printable(h->model);
     LogprobScan scan = logprobs_scan(&f->file, h->tokens);
     if (scan.crc != h->body_crc) die("%s: its checksum is wrong, the file is damaged; " LOGPROBS_AGAIN, path);
@@ -167,6 +189,7 @@ static void logprobs_open(LogprobFile *f, const char *path) {
 // Closes the file. Does nothing to a zeroed *f that was never opened.
 static void logprobs_close(LogprobFile *f) {
     if (f->file.path) input_close(&f->file);
+    free(f->record);
 }
 
 // ---- does the file fit the run? -----------------------------------------------------------------------------------

@@ -3,7 +3,7 @@ Objectives as weights per token. For every objective here
 
     dL/dlogits[t] = w[t]/tau * (onehot(target) - softmax(logits/tau)) with w[t] = dL/dlogp[t]
 
-so an objective maps log-probabilities of the targets (and other fields of a batch) to the loss and w. Below, logp, ref
+(distill adds a divergence), so an objective maps log-probabilities of the targets (and other fields of a batch) to the loss and w. Below, logp, ref
 and old are the log-probabilities of target t under the policy (its logits/tau), the reference and the policy that wrote
 the completion; m is its loss weight, 0 if masked; sums, means and counts over t run over a document's targets, each
 weighted by m; sigma is the logistic function; Z is objective_normaliser of the whole accumulated batch. TRL is Hugging
@@ -50,6 +50,15 @@ gspo   (arXiv 2507.18071) one r for a document, exp(mean_t (logp - old)), with a
        other normalisations than grpo a document's weight is its number of tokens, as in TRL
 All documents of a trajectory (batch->trajectory) are one document here: their targets count together.
 
+A teacher with probabilities p; q: the policy's. L = sum over t / Z, Z = targets. T = distill_temperature
+distill  forward  m ((1 - share) (-logp) + share T^2 KL), where KL is the divergence of q from p, both at temperature T,
+                  over the teacher's k likeliest tokens and one class for all others: sum_j p_j log(p_j / q_j) + r log(r
+                  / s), r and s the others' shares under p and q. At k = V it is the whole divergence; a smaller k gives
+                  at most that. T^2 keeps the gradient's size (arXiv 1503.02531, section 2)
+         reverse  the policy gradient with the advantage A = log p - logp of the target, which has no gradient: w = -m A
+                  / Z. It is an unbiased estimate of the gradient of the divergence of p from q, for targets that the
+                  policy has drawn (arXiv 2306.13649, on-policy distillation); L = m (logp - log p)
+
 A log-probability or advantage that is not finite makes the loss NaN (for sft: not finite), and all weights that depend
 on it.
 */
@@ -70,16 +79,19 @@ typedef enum {
     OBJECTIVE_PPO,
     OBJECTIVE_CISPO,
     OBJECTIVE_KTO,
+    OBJECTIVE_DISTILL,
     OBJECTIVES
 } ObjectiveKind;
 typedef enum { DPO_SIGMOID, DPO_IPO, DPO_HINGE, DPO_ROBUST, DPO_LOSSES } DpoLoss;
 typedef enum { KTO_KTO, KTO_APO_ZERO, KTO_LOSSES } KtoLoss;
+typedef enum { DISTILL_FORWARD, DISTILL_REVERSE, DISTILL_LOSSES } DistillLoss;
 typedef enum { NORMALISE_GRPO, NORMALISE_BNPO, NORMALISE_DR_GRPO, NORMALISE_DAPO, NORMALISATIONS } Normalisation;
 
 static const char *const objective_names[OBJECTIVES] = {"sft",  "dpo", "simpo", "orpo", "grpo",
-                                                        "gspo", "ppo", "cispo", "kto"};
+                                                        "gspo", "ppo", "cispo", "kto",  "distill"};
 static const char *const dpo_loss_names[DPO_LOSSES] = {"sigmoid", "ipo", "hinge", "robust"};
 static const char *const kto_loss_names[KTO_LOSSES] = {"kto", "apo_zero"};
+static const char *const distill_loss_names[DISTILL_LOSSES] = {"forward", "reverse"};
 static const char *const normalisation_names[NORMALISATIONS] = {"grpo", "bnpo", "dr_grpo", "dapo"};
 
 typedef struct {
@@ -93,6 +105,8 @@ typedef struct {
     double desirable_weight, undesirable_weight; // kto: w and w'
     Temperature temperature;                     // temperature.divisor is 1 except for objectives with advantages
     double completion_tokens;                    // dr_grpo: most tokens of a completion
+    DistillLoss distill_loss;
+    double distill_share, distill_temperature; // distill, forward: share and T in the formulas
 } Objective;
 
 // Time at which the weights of an objective can be computed
@@ -114,7 +128,15 @@ static int objective_is_of_policy(const Objective *o) {
     return o->kind >= OBJECTIVE_GRPO && o->kind <= OBJECTIVE_CISPO;
 }
 
-static int objective_has_entropy(const Objective *o) { return objective_is_of_policy(o) || o->kind == OBJECTIVE_KTO; }
+// Tells whether the batch needs a teacher's likeliest tokens.
+static int objective_needs_top(const Objective *o) {
+    return o->kind == OBJECTIVE_DISTILL && o->distill_loss == DISTILL_FORWARD;
+}
+
+// Tells whether passes compute a second value of each target: its entropy, or its divergence from a teacher.
+static int objective_has_entropy(const Objective *o) {
+    return objective_is_of_policy(o) || o->kind == OBJECTIVE_KTO || objective_needs_top(o);
+}
 
 // Sets open parameters to the papers' values. simpo: the margin is half of beta, where the authors of simpo start. dapo
 // and gspo: the clips of the papers' experiments; cispo: the clip of arXiv 2510.13786.
@@ -134,7 +156,8 @@ static void objective_resolve(Objective *o) {
 }
 
 static ObjectiveWeights objective_weights_wait(const Objective *o) {
-    if (o->kind == OBJECTIVE_SFT) return WEIGHTS_AT_ONCE;
+    if (o->kind == OBJECTIVE_SFT || objective_needs_top(o)) return WEIGHTS_AT_ONCE;
+    if (o->kind == OBJECTIVE_DISTILL) return WEIGHTS_BY_TOKEN;
     return objective_is_of_policy(o) && o->kind != OBJECTIVE_GSPO ? WEIGHTS_BY_TOKEN : WEIGHTS_BY_SEQUENCE;
 }
 
@@ -459,7 +482,10 @@ static void objective_check_batch(const Objective *o, const Batch *batch) {
     if (objective_is_of_policy(o) && !(batch->advantage && batch->document_weight))
         die("internal: a batch of %s without advantages; please report it", objective_names[o->kind]);
     if (o->kind == OBJECTIVE_KTO && !batch->reward) die("internal: a batch of kto without labels; please report it");
-    if (objective_needs_reference(o) && !batch->reference && !batch->document_reference)
+    if (objective_needs_top(o) && !batch->teacher.id)
+        die("internal: a batch of distill without a teacher's tokens; please report it");
+    const int by_token = o->kind == OBJECTIVE_DISTILL && !objective_needs_top(o);
+    if ((objective_needs_reference(o) || by_token) && !batch->reference && !batch->document_reference)
         die("internal: a batch of %s without the reference's log-probabilities; please report it",
             objective_names[o->kind]);
 }
@@ -482,6 +508,11 @@ static void objective_weights(const Objective *o, const Batch *batch, double Z, 
             document_weights(batch, d, Z, label_loss(o, batch, d, logp, type).slope, weight, type);
     } else if (objective_is_of_policy(o)) {
         policy_weights(o, batch, Z, begin, n, logp, weight, type);
+    } else if (objective_weights_wait(o) == WEIGHTS_BY_TOKEN) {
+        for (size_t i = 0; i < n; i++) {
+            const double m = target_weight(batch, begin + i);
+            value_set(weight, type, i, m == 0 ? 0 : -m / Z * reference_over(batch, begin + i, logp_at(logp, type, i)));
+        }
     } else {
         for (size_t i = 0; i < n; i++) value_set(weight, type, i, Z == 0 ? 0.0 : -target_weight(batch, begin + i) / Z);
     }
@@ -591,13 +622,32 @@ static double policy_loss(const Objective *o, const Batch *batch, double Z, cons
     return loss;
 }
 
-// Returns this sequence's part of the loss from logp[N]. entropy[N]: entropies of the distributions (NULL: unknown).
+// Computes the loss of a distillation. divergence[N]: of the policy from the teacher; NULL: reverse
+static double distill_loss(const Objective *o, const Batch *batch, double Z, const void *logp, const void *divergence,
+                           DType type, Metrics *metrics) {
+    const double T = o->distill_temperature;
+    double weight, apart = 0, cross = -target_sum(batch, logp, type, &weight);
+    if (divergence) apart = target_sum(batch, divergence, type, &weight);
+    for (size_t t = 0; t < batch->N && !divergence; t++) {
+        const double m = target_weight(batch, t);
+        if (m != 0) apart -= m * reference_over(batch, t, logp_at(logp, type, t));
+    }
+    metric_add(metrics, "kl", apart, weight);
+    metric_add(metrics, "cross_entropy", cross, weight);
+    const double sum = divergence ? (1 - o->distill_share) * cross + o->distill_share * T * T * apart : apart;
+    return Z == 0 ? 0.0 : sum / Z;
+}
+
+// Returns this sequence's part of the loss from logp[N]. entropy[N]: entropies of the distributions (NULL: unknown), or
+// divergences from a teacher.
 // logp and entropy have `type`. Adds the sequence's metrics to `metrics` unless it is NULL. Call batch_count first.
 static double objective_loss(const Objective *o, const Batch *batch, double Z, const void *logp, const void *entropy,
                              DType type, Metrics *metrics) {
     double weight, sum;
     objective_check_batch(o, batch);
     if (batch->empty) return 0;
+    if (o->kind == OBJECTIVE_DISTILL)
+        return distill_loss(o, batch, Z, logp, objective_needs_top(o) ? entropy : NULL, type, metrics);
     if (entropy) {
         sum = target_sum(batch, entropy, type, &weight);
         metric_add(metrics, "entropy", sum, weight);

@@ -27,7 +27,8 @@ typedef struct {
     int sinks;                 // attention's out and lse include sinks before backward
     DType type;                // type of the tensor whose type varies between cases
     Activation activation;
-    double cap; // cap of logits
+    double cap;             // cap of logits
+    double softness, share; // of a distillation
     Norm norm;
     Rotation rotation;
     QuantFormat format;
@@ -337,6 +338,56 @@ static void case_logprob(const OpShape *s) {
     expect(logp, 1, 1);
     expect(entropy, 1, 1);
     if (weight) expect(logits, 1, s->V < 3); // with one or two words, 1 - softmax cancels
+}
+
+static void case_likeliest(const OpShape *s) {
+    check_begin("%zu of %zu x %zu", s->count, s->n, s->V);
+    const Dim N = all_of(s->n), V = all_of(s->V), K = all_of(s->count), row = part_of_row(V, 0, s->stride);
+    const Temperature temperature = {s->factor, s->cap};
+    Tensor *targets = tensor_indices("targets", N, V.size, 1), *logits = tensor_in("logits", N, row);
+    Tensor *top = tensor_raw(TENSOR_WRITTEN, "top", DTYPE_FP32, all_of(s->n * s->count), NULL);
+    Tensor *logp = tensor_found("logp", N, K), *tail = tensor_found("tail", N, all_of(1));
+    CHECK(likeliest, (int32_t *)of(top), of(logp), of(tail), of(logits), of(targets), len(N), len(V), s->count,
+          len(row), temperature);
+    expect_integers(top);
+    expect(logp, 1, 1);
+    expect(tail, 1, 0);
+}
+
+// The teacher: k ids, one in each k-th part of the vocabulary; their probabilities are 1 to 7 parts each, the tail's 3.
+static void case_distill(const OpShape *s) {
+    check_begin("%zu of %zu x %zu", s->count, s->n, s->V);
+    const size_t k = s->count, size = dtype_size(check.ops->summed);
+    const Dim N = all_of(s->n), V = all_of(s->V), K = all_of(k), row = part_of_row(V, 0, s->stride), one = all_of(1);
+    const Distillation how = {{s->factor, s->cap}, s->softness, s->share};
+    int32_t *id = (int32_t *)check_allocate(s->n * k * sizeof(int32_t));
+    char *logp_values = (char *)check_allocate(s->n * k * size), *tail_values = (char *)check_allocate(s->n * size);
+    float *part = (float *)check_allocate(k * sizeof(float)), left = 0;
+    for (size_t t = 0; t < s->n; t++) {
+        float sum = k < s->V ? 3 : 0;
+        for (size_t j = 0; j < k; j++) {
+            const size_t begin = j * s->V / k, end = (j + 1) * s->V / k;
+            id[t * k + j] = (int32_t)(begin + check_below(end - begin));
+            sum += part[j] = (float)(1 + check_below(7));
+        }
+        left = k < s->V ? 3 / sum : 0;
+        for (size_t j = 0; j < k; j++) part[j] = logf(part[j] / sum);
+        elements_from_float(logp_values + t * k * size, check.ops->summed, part, k);
+        elements_from_float(tail_values + t * size, check.ops->summed, &left, 1);
+    }
+    Tensor *targets = tensor_indices("targets", N, V.size, 1);
+    Tensor *top = tensor_raw(TENSOR_READ, "top", DTYPE_FP32, all_of(s->n * k), id);
+    Tensor *top_logp = tensor_given(TENSOR_READ, "top_logp", check.ops->summed, N, K, logp_values);
+    Tensor *tail = tensor_given(TENSOR_READ, "tail", check.ops->summed, N, one, tail_values);
+    Tensor *weight = tensor_make(TENSOR_READ, "weight", check.ops->summed, N, one);
+    Tensor *logits = weight ? tensor_inout("logits", N, row) : tensor_in("logits", N, row);
+    Tensor *logp = tensor_found("logp", N, one), *divergence = tensor_found("divergence", N, one);
+    Tensor *scratch = tensor_scratch(s->n * k);
+    CHECK(distill, of(logp), of(divergence), of(logits), of(targets), of(top), of(top_logp), of(tail), of(weight),
+          len(N), len(V), k, len(row), how, of(scratch));
+    expect(logp, 1, 1);
+    expect(divergence, 1, 1);
+    if (weight) expect(logits, 1, 1.0 / (double)k);
 }
 
 static void case_draw(const OpShape *s) {

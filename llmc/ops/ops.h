@@ -269,6 +269,13 @@ typedef struct {
     double divisor, cap; // cap 0: no cap
 } Temperature;
 
+// A student's loss (op distill): cross-entropy with weight 1 - share, divergence from a teacher with weight share
+typedef struct {
+    Temperature temperature;
+    double softness; // temperature of the divergence, in addition
+    double share;
+} Distillation;
+
 typedef struct {
     double temperature; // divisor of the logits; 0: always the likeliest token
     double cap;         // Temperature.cap

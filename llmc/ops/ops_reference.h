@@ -437,6 +437,64 @@ static void reference_logprob(double *logp, double *entropy, double *logits, con
     free(row);
 }
 
+// Computes the likeliest tokens of each row, by repeated search.
+static void reference_likeliest(int32_t *top, double *top_logp, double *tail, const double *logits,
+                                const int32_t *targets, size_t n, size_t V, size_t k, size_t stride,
+                                Temperature temperature) {
+    double *row = (double *)checked_malloc(V * sizeof(*row), "a row of logits");
+    for (size_t t = 0; t < n; t++) {
+        const double *x = logits + t * stride;
+        double largest, rest = 0.0;
+        for (size_t i = 0; i < V; i++) row[i] = capped_to(x[i], temperature.cap);
+        const double lse = row_logsumexp(row, V, temperature.divisor, &largest);
+        size_t found = 0;
+        for (size_t i = 0; i < V; i++) {
+            size_t before = 0; // tokens that are likelier
+            for (size_t j = 0; j < V && before < k; j++) before += x[j] > x[i] || (x[j] == x[i] && j < i);
+            const double logp = (row[i] - largest) / temperature.divisor - lse;
+            if (before < k)
+                top[t * k + found] = (int32_t)i, top_logp[t * k + found++] = logp;
+            else
+                rest += exp(logp);
+        }
+        tail[t] = rest;
+        for (size_t j = 0; j < k && targets[t] < 0; j++) top[t * k + j] = 0, top_logp[t * k + j] = 0.0;
+        if (targets[t] < 0) tail[t] = 0.0;
+    }
+    free(row);
+}
+
+// Computes a student's divergence from a teacher's k tokens and their tail, log-probabilities, and gradients.
+static void reference_distill(double *logp, double *divergence, double *logits, const int32_t *targets,
+                              const int32_t *top, const double *top_logp, const double *tail, const double *weight,
+                              size_t n, size_t V, size_t k, size_t stride, Distillation how, double *scratch) {
+    const double D = how.temperature.divisor, cap = how.temperature.cap, T = how.softness;
+    double *row = (double *)checked_malloc(2 * V * sizeof(*row), "a row of logits"), *p = row + V;
+    (void)scratch;
+    for (size_t t = 0; t < n; t++) {
+        double *x = logits + t * stride, largest, others = 0.0, all = tail[t];
+        const size_t target = targets[t] < 0 ? V : (size_t)targets[t];
+        for (size_t i = 0; i < V; i++) row[i] = capped_to(x[i], cap), p[i] = -1.0;
+        for (size_t j = 0; j < k; j++) p[top[t * k + j]] = exp(top_logp[t * k + j]), all += p[top[t * k + j]];
+        const double hard = row_logsumexp(row, V, D, &largest), soft = row_logsumexp(row, V, D * T, &largest);
+        for (size_t i = 0; i < V; i++) others += p[i] < 0.0 ? exp((row[i] - largest) / (D * T) - soft) : 0.0;
+        divergence[t] = tail[t] > 0.0 ? tail[t] * log(tail[t] / others) : 0.0;
+        for (size_t i = 0; i < V; i++)
+            if (p[i] > 0.0) divergence[t] += p[i] * (log(p[i]) - ((row[i] - largest) / (D * T) - soft));
+        logp[t] = target < V ? (row[target] - largest) / D - hard : 0.0;
+        if (target == V) divergence[t] = 0.0;
+        for (size_t i = 0; i < V && weight; i++) {
+            const double q = exp((row[i] - largest) / (D * T) - soft), one = i == target ? 1.0 : 0.0;
+            const double by_soft = p[i] < 0.0 ? q * (all - tail[t] / others) : all * q - p[i];
+            const double by_hard = one - exp((row[i] - largest) / D - hard);
+            const double slope = cap > 0.0 ? pow(cosh(x[i] / cap), -2.0) : 1.0;
+            const double of_z = (1.0 - how.share) * by_hard - how.share * T * by_soft;
+            x[i] = target < V ? weight[t] * of_z / D * slope : 0.0;
+        }
+    }
+    free(row);
+}
+
 // ---- sampling ------------------------------------------------------------------------------------------------------
 typedef struct {
     double logit;

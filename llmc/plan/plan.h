@@ -30,6 +30,7 @@ typedef struct {
     int defers;                            // 1: the optimizer's step waits for the next forward pass
     int master;                            // 1: keep an fp32 copy of bf16 weights
     Objective objective;                   // zeros: sft
+    size_t teacher_k, top_k, vocabulary;   // as in Setup
     const Lora *lora;                      // NULL: the model itself is trained
     const Storage *storage;                // see Residency.storage
     size_t cache_tokens;                   // tokens of the longest generated text and its prompt; 0: no text
@@ -80,6 +81,7 @@ static const Setup *setup_make(const RunSettings *settings, const Ops *ops, floa
     Setup *setup = (Setup *)checked_calloc(1, sizeof(*setup), "the setup of a run");
     setup->method = settings->method, setup->ring = settings->ring && !settings->model->config.kv_lora_rank;
     setup->objective = settings->objective;
+    setup->teacher_k = settings->teacher_k, setup->top_k = settings->top_k, setup->vocabulary = settings->vocabulary;
     if (setup->objective.temperature.divisor == 0) setup->objective.temperature.divisor = 1; // no temperature was set
     setup->objective.temperature.divisor *= logits_divisor(&settings->model->config);
     setup->objective.temperature.cap = logits_cap(&settings->model->config);
@@ -154,6 +156,9 @@ static void run_begin_host(StreamBP *s, const RunSettings *settings, const Batch
     if (settings->method == METHOD_SPACO)
         now->sparse.drawn = (uint8_t *)checked_calloc(N / s->setup->chunk + 1, 1, "draws of chunks");
     if (objective_has_entropy(&s->setup->objective)) now->host_entropy = checked_calloc(N, sum, "entropies");
+    const size_t k = max_size(settings->top_k, objective_needs_top(&settings->objective) ? settings->teacher_k : 0);
+    if (k) now->host_teacher = checked_calloc(N * k, sum, "a teacher's values");
+    if (settings->top_k) now->found = teacher_allocate(N, settings->top_k);
     if (largest->tree) {
         now->host_tree_rows = largest->tree->rows.N;
         now->host_rows = checked_calloc(now->host_tree_rows, sum, "values per row");
@@ -224,7 +229,8 @@ static void run_end(StreamBP *s) {
     free(s->now.span), free(s->memory.host_squares), free(s->now.sparse.drawn);
     free(s->routes.host_sums), free(s->routes.host_count), free(s->routes.step_count);
     free(s->now.host_sums), free(s->now.host_entropy), free(s->now.host_gathered);
-    free(s->now.host_rows), free(s->now.host_added), free(s->now.call);
+    free(s->now.host_rows), free(s->now.host_added), free(s->now.call), free(s->now.host_teacher);
+    teacher_free(&s->now.found);
     if (s->setup) free(s->setup->layer); // NULL: the run did not begin
     free((void *)s->setup);
 }

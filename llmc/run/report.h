@@ -228,7 +228,9 @@ static void report_model_json(JsonOut *json, const Model *model, DType dtype) {
 static void report_reference(const Run *run) {
     const Options *o = run->options;
     FILE *out = run->text;
-    if (!objective_needs_reference(&run->settings.objective)) {
+    if (run->settings.objective.kind == OBJECTIVE_DISTILL) {
+        if (o->teacher_logprobs) fprintf(out, "teacher  %s, of %s\n", o->teacher_logprobs, run->teacher.header.model);
+    } else if (!objective_needs_reference(&run->settings.objective)) {
         if (objective_is_of_policy(&run->settings.objective)) fputs("reference  none (--beta 0)\n", out);
     } else if (o->reference_logprobs) {
         fprintf(out, "reference  %s, of %s\n", o->reference_logprobs, run->reference.header.model);

@@ -12,6 +12,7 @@ After that nothing is allocated. run_close ends it.
 #ifndef LLMC_RUN_H
 #define LLMC_RUN_H
 #include "llmc/data/logprobs.h"
+#include "llmc/data/teacher.h"
 #include "llmc/data/step_deal.h"
 #include "llmc/files/adapter_file.h"
 #include "llmc/files/run_paths.h"
@@ -60,6 +61,7 @@ typedef struct {
     OptimizerState optimizer;
     StorageErrors errors;       // errors of matrices quantised at load
     LogprobFile reference, old; // log-probabilities of --data, if files are named
+    LogprobFile teacher;        // of objective distill
     Batch mismatched;           // kto: mismatched documents of the micro-batch (batch_mismatch)
     double *document_reference; // [documents] the reference's log-probability of each document of `mismatched`; or NULL
     int kl_told;
@@ -398,6 +400,13 @@ static DataLoader run_open_data(Run *run, const PathList *paths, Shuffle shuffle
         logprobs_open(&run->old, o->old_logprobs);
         settings.old = &run->old;
     }
+    if (o->objective == OBJECTIVE_DISTILL && !o->teacher_logprobs)
+        die_usage("--objective distill needs a teacher's values: type logprobs --model TEACHER --data ... --top-k 64 "
+                  "--out FILE, and give --teacher-logprobs FILE");
+    if (paths == &o->data && o->teacher_logprobs) {
+        teacher_open(&run->teacher, o->teacher_logprobs);
+        settings.teacher = &run->teacher;
+    }
     run_find_tokenizer(run);
     if (*run->tokenizer_path && !o->any_tokenizer) settings.tokenizer_path = run->tokenizer_path;
     if (paths != &o->data) settings.step = 0;
@@ -496,7 +505,7 @@ static void run_close(Run *run) {
     if (run->host_memory) ops_device->host_release(run->host_memory, run->plan.arena[PLACE_HOST].peak);
     if (run->disk_memory) ops_device->disk_release(run->disk_memory, run->plan.disk_bytes);
     run_close_source(run);
-    logprobs_close(&run->reference), logprobs_close(&run->old);
+    logprobs_close(&run->reference), logprobs_close(&run->old), logprobs_close(&run->teacher);
     batch_free(&run->mismatched), free(run->document_reference);
     storage_free(&run->storage);
     model_free(&run->model);

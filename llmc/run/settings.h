@@ -5,6 +5,7 @@ Decides all that follows from options and model alone; choose_plan.h chooses wha
 #ifndef LLMC_SETTINGS_H
 #define LLMC_SETTINGS_H
 #include "llmc/data/dataloader.h"
+#include "llmc/data/teacher.h"
 #include "llmc/plan/plan.h"
 #include "llmc/ranks/dist.h"
 #include "llmc/cli/options.h"
@@ -16,6 +17,11 @@ static int options_train(const Options *o) {
     return o->verb == VERB_TRAIN || (o->verb == VERB_PLAN && o->plan_for == VERB_TRAIN);
 }
 
+// Returns 1 for the verb logprobs or its plan.
+static int options_logprobs(const Options *o) {
+    return o->verb == VERB_LOGPROBS || (o->verb == VERB_PLAN && o->plan_for == VERB_LOGPROBS);
+}
+
 static Objective objective_from_options(const Options *o) {
     Objective objective = {0};
     objective.kind = o->objective, objective.dpo_loss = o->dpo_loss, objective.normalisation = o->normalisation;
@@ -25,7 +31,11 @@ static Objective objective_from_options(const Options *o) {
     objective.clip_low = o->clip_low, objective.clip_high = o->clip_high;
     objective.kl_correction = objective_is_of_policy(&objective) && o->kl_correction != KL_CORRECTION_OFF;
     objective.completion_tokens = (double)o->max_new_tokens * (double)(o->environment_command ? o->max_turns : 1);
-    objective.temperature.divisor = objective_is_of_policy(&objective) || o->verb == VERB_LOGPROBS ? o->temperature : 1;
+    objective.distill_loss = o->distill_loss, objective.distill_share = o->distill_weight;
+    objective.distill_temperature = o->temperature;
+    const int by_token = objective_is_of_policy(&objective) ||
+                         (objective.kind == OBJECTIVE_DISTILL && objective.distill_loss == DISTILL_REVERSE);
+    objective.temperature.divisor = by_token || options_logprobs(o) ? o->temperature : 1;
     objective_resolve(&objective);
     return objective;
 }
@@ -139,6 +149,7 @@ static void options_check_deals(const Options *o, const RunSettings *settings) {
 // Returns the option that excludes shared prefixes; NULL: none does. lora: may be NULL
 static const char *prefixes_excluded(const Options *o, const Lora *lora) {
     if (o->sp != 1) return "--sp";
+    if (o->objective == OBJECTIVE_DISTILL) return "--objective distill";
     if (method_is_chunk_major(o->method)) return o->method == METHOD_SECO ? "--method seco" : "--method spaco";
     return lora && lora->dropout > 0 ? "--lora-dropout" : NULL;
 }
@@ -265,6 +276,35 @@ static size_t slots_from_options(const Options *o, const RunSettings *settings, 
     return min_size(o->slots ? o->slots : min_size(SLOTS_MOST, gpu ? SLOTS_MOST : of_cpu), texts);
 }
 
+// Sets the likeliest tokens of a teacher: those that a student reads (distill), or those that logprobs finds.
+static void settings_add_teacher(RunSettings *settings, const Options *o) {
+    const size_t ids = settings->model->config.vocab_size;
+    if (o->teacher)
+        die_usage("--teacher: a teacher does not run with its student; type logprobs --model %s --top-k 64 --out FILE "
+                  "with this --data, then train with --teacher-logprobs FILE",
+                  o->teacher);
+    if (objective_needs_top(&settings->objective)) settings->teacher_k = min_size(o->teacher_top_k, ids);
+    if (objective_needs_top(&settings->objective) && o->teacher_logprobs) {
+        LogprobFile file;
+        teacher_open(&file, o->teacher_logprobs);
+        settings->teacher_k = file.header.k;
+        if (!settings->teacher_k)
+            die_usage("--teacher-logprobs %s: has the targets' log-probabilities alone; write it with logprobs --top-k "
+                      "K, or give --distill-loss reverse",
+                      o->teacher_logprobs);
+        if (file.header.vocabulary > ids)
+            die_usage("--teacher-logprobs %s: is of %llu ids, the student has %zu; write it with logprobs "
+                      "--vocabulary %zu",
+                      o->teacher_logprobs, (unsigned long long)file.header.vocabulary, ids, ids);
+        logprobs_close(&file);
+    }
+    if (!options_logprobs(o) || !o->top_k) return;
+    settings->vocabulary = o->vocabulary ? min_size(o->vocabulary, ids) : ids, settings->top_k = o->top_k;
+    if (o->top_k > settings->vocabulary)
+        die_usage("--top-k %zu: above the %zu ids of the %s", o->top_k, settings->vocabulary,
+                  o->vocabulary ? "--vocabulary" : "model");
+}
+
 // Returns the settings of a run. lora: may be NULL
 static RunSettings settings_from_options(const Options *o, const Model *model, const Lora *lora) {
     const DType stored = model->dtype;
@@ -278,6 +318,7 @@ static RunSettings settings_from_options(const Options *o, const Model *model, c
     settings.deals = !o->sp && world_ranks(settings.world) > 1 && trains && !o->rollout;
     settings.objective = objective_from_options(o);
     settings.reference = computed_reference(o, &settings.objective, lora);
+    settings_add_teacher(&settings, o);
     options_check_method(o, &model->config, settings.world);
     settings_add_routers(&settings, o);
     settings.method = o->method == METHOD_AUTO ? METHOD_STREAM : o->method;

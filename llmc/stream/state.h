@@ -178,6 +178,8 @@ typedef struct {
     size_t chunk, logits_chunk; // in tokens; capped by effective_chunk
     int ring;                   // shared sequences: full-attention layers run ring attention
     Objective objective;
+    size_t teacher_k;            // objective distill: tokens of a teacher for each target
+    size_t top_k, vocabulary;    // likeliest tokens to find in forward passes, of these ids; 0: none
     Layer *layer;                // [num_hidden_layers]
     float *inverse_frequency[2]; // [R/2] of full-attention layers, of layers with a window; device
     float *router_bias;          // [layers with experts,E] device; NULL: none
@@ -198,6 +200,8 @@ typedef struct {
     double Z;                           // loss denominator
     void *host_sums;                    // [positions of texts] Summed: dL/dlogp, or log-probabilities
     void *host_entropy;                 // [positions of texts] Summed; NULL unless the objective uses it
+    void *host_teacher;                 // [N,k] Summed: room for a teacher's values of a chunk; NULL without a teacher
+    BatchTeacher found;                 // of N targets: the likeliest tokens (Setup.top_k)
     void *host_rows;                    // [N] Summed: values of a tree's rows; NULL: sequences have no tree
     double *host_added;                 // [N] sums of texts' weights on a tree's rows
     void *host_gathered;                // [ranks + 1, most tokens of a rank] Summed; NULL in a single process
@@ -209,7 +213,8 @@ typedef struct {
     int32_t *tokens, *targets, *position;
     Summed *token_weight; // dL/dlogp
     Summed *logp;
-    Summed *entropy; // entropies over the vocabulary; NULL unless the objective uses them
+    Summed *entropy; // entropies over the vocabulary, or divergences from a teacher; NULL unless the objective uses
+                     // them
 } Sequence;
 
 struct StreamBP {

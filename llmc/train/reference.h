@@ -8,6 +8,7 @@ key of the reference, by which the file is found.
 #ifndef LLMC_REFERENCE_H
 #define LLMC_REFERENCE_H
 #include "llmc/data/logprobs.h"
+#include "llmc/data/teacher.h"
 #include "llmc/base/progress.h"
 #include "llmc/run/run.h"
 #include "llmc/plan/flops.h"
@@ -49,7 +50,11 @@ static LogprobHeader logprobs_header(const Run *run, const DataLoader *d, uint64
         h.seq_len = d->settings.T;
         h.cut = d->settings.long_documents == LONG_SPLIT ? DOCUMENTS_SPLIT : DOCUMENTS_TRUNCATED;
     }
-    h.dtype = run->model.dtype, h.temperature = run->settings.objective.temperature.divisor;
+    const Objective *objective = &run->settings.objective;
+    h.dtype = run->model.dtype;
+    h.temperature = objective_needs_top(objective) ? objective->distill_temperature : objective->temperature.divisor;
+    h.k = (uint32_t)run->settings.top_k, h.vocabulary = run->settings.vocabulary;
+    if (h.k) h.order = dataloader_fingerprint(d, o->batch);
     logprobs_name(h.model, o->model ? o->model : o->init ? "--init" : "the model of a resumed run");
     if (o->init) snprintf(h.model, sizeof(h.model), "%.63s", o->init);
     return h;
@@ -59,6 +64,17 @@ static LogprobHeader logprobs_header(const Run *run, const DataLoader *d, uint64
 typedef struct {
     double sum, counted; // sum and number of log-probabilities
 } LogprobSum;
+
+static int logprobs_possible(double value) { return isfinite(value) && value <= (double)LOGPROBS_ROUNDING; }
+
+// Ends the program: the log-probability of a token cannot be one. token: counts over all shards
+static void logprobs_refuse(DataLoader *d, size_t token, double value) {
+    const DocumentRef document = documents_find_token(d, token);
+    die("%s: document %llu: the log-probability of its token %llu is %f: NaN or Inf in the forward pass; check the "
+        "model's weights, or run doctor",
+        document.shard->header.path, (unsigned long long)document.number,
+        (unsigned long long)(token - document.shard->tokens_before - document.entry.first), value);
+}
 
 // Writes the log-probabilities of the batch's document i after the forward pass. logp[N]: elements of `type`
 static void logprobs_write_document(LogprobWriter *w, DataLoader *d, const Batch *batch, size_t i, const void *logp,
@@ -73,13 +89,7 @@ static void logprobs_write_document(LogprobWriter *w, DataLoader *d, const Batch
             const double found = batch->targets[first + k] >= 0 ? value_at(logp, type, first + k) : 0;
             value[k] = (float)found;
             sum->sum += found, sum->counted += batch->targets[first + k] >= 0;
-            if (!(isfinite(found) && found <= LOGPROBS_ROUNDING)) {
-                DocumentRef document = documents_find_token(d, token + k);
-                die("%s: document %llu: the log-probability of its token %llu is %f: NaN or Inf in the forward pass; "
-                    "check the model's weights, or run doctor",
-                    document.shard->header.path, (unsigned long long)document.number,
-                    (unsigned long long)(token + k - document.shard->tokens_before - document.entry.first), found);
-            }
+            if (!logprobs_possible(found)) logprobs_refuse(d, token + k, found);
         }
         logprobs_write(w, token, n, value);
     }
@@ -115,6 +125,46 @@ static LogprobSum logprobs_compute(LogprobWriter *writer, StreamBP *stream, Data
     dist_barrier();
     progress_end(&progress);
     return sum;
+}
+
+// ---- a teacher's likeliest tokens ---------------------------------------------------------------------------------
+// Writes the likeliest tokens of the batch's targets after the forward pass (StreamBP.now.found).
+static LogprobSum teacher_write_batch(TeacherWriter *w, DataLoader *d, const Batch *batch, const StreamBP *s) {
+    const DType type = dtype_of_sums(s->model->dtype);
+    const BatchTeacher *found = &s->now.found;
+    LogprobSum sum = {0, 0};
+    for (size_t i = 0; i < batch->documents; i++) {
+        const size_t begin = batch->document_start[i];
+        for (size_t t = begin; t < batch->document_start[i + 1]; t++) {
+            const size_t token = batch->origin[i] + 1 + t - begin;
+            if (batch->targets[t] < 0) continue;
+            const double target = value_at(s->now.host_sums, type, t);
+            if (!logprobs_possible(target)) logprobs_refuse(d, token, target);
+            teacher_write(w, token, (float)target, found->tail[t], found->id + t * found->k,
+                          found->logp + t * found->k);
+            sum.sum += target, sum.counted++;
+        }
+    }
+    return sum;
+}
+
+// Computes the likeliest tokens of all documents that the file does not have yet, by forward passes in one process.
+static LogprobSum teacher_compute(TeacherWriter *w, StreamBP *stream, DataLoader *data, Batch *batch) {
+    const size_t streams = dataloader_batches(data);
+    Progress progress = progress_begin(stderr, "likeliest tokens", (double)w->header.done, (double)streams);
+    while (w->header.done < streams) {
+        data->next = w->header.done;
+        dataloader_next(data, batch);
+        progress_expect(&progress, (double)w->header.done, 1, (double)stream->model->config.num_hidden_layers);
+        forward_logprobs(stream, batch, 1, 0);
+        const LogprobSum sum = teacher_write_batch(w, data, batch, stream);
+        teacher_advance(w, sum.sum, sum.counted);
+        progress_update(&progress, (double)w->header.done);
+    }
+    teacher_commit(w);
+    progress_end(&progress);
+    const LogprobSum all = {w->header.sum, (double)w->header.targets};
+    return all;
 }
 
 // ---- the reference of a training run ------------------------------------------------------------------------------
@@ -213,8 +263,10 @@ static void reference_prepare(LogprobFile *file, Run *run, DataLoader *data, Bat
 // key (0: any model).
 static void reference_check(const Run *run, const DataLoader *data, uint64_t key) {
     const LogprobFile *reference = data->settings.reference, *old = data->settings.old;
-    if (data->regular || (!reference && !old)) return;
-    LogprobHeader wanted = logprobs_header(run, data, key);
+    const LogprobFile *teacher = data->settings.teacher;
+    if (data->regular || (!reference && !old && !teacher)) return;
+    LogprobHeader wanted = logprobs_header(run, data, teacher ? 0 : key);
+    if (teacher) logprobs_check(teacher, &wanted, data->shard[0].header.path);
     if (reference) logprobs_check(reference, &wanted, data->shard[0].header.path);
     if (old) logprobs_check(old, &wanted, data->shard[0].header.path);
 }

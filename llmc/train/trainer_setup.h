@@ -219,6 +219,11 @@ static void trainer_objective_settings(Trainer *t) {
     if (objective->kind == OBJECTIVE_KTO)
         add_setting(t, "--kto-loss", SETTING_KEPT, "%s,desirable-weight=%.17g,undesirable-weight=%.17g",
                     kto_loss_names[objective->kto_loss], objective->desirable_weight, objective->undesirable_weight);
+    if (objective->kind == OBJECTIVE_DISTILL)
+        add_setting(t, "--teacher-logprobs", SETTING_KEPT,
+                    "%016llx,distill-loss=%s,distill-weight=%.17g,top-k=%zu,T=%.17g",
+                    (unsigned long long)t->run.teacher.header.model_key, distill_loss_names[objective->distill_loss],
+                    objective->distill_share, t->run.settings.teacher_k, objective->distill_temperature);
     if (objective_is_of_policy(objective) && objective->beta != 0)
         add_setting(t, "--kl-correction", SETTING_KEPT, "%s", objective->kl_correction ? "on" : "off")->absent = "off";
     if (objective_is_of_policy(objective)) add_setting(t, "--max-new-tokens", SETTING_KEPT, "%zu", o->max_new_tokens);

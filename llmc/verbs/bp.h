@@ -244,8 +244,12 @@ static int verb_bp(const Options *given) {
     Batch batch =
         options->data.count ? dataloader_batch(&loader) : batch_allocate(documents * options->seq_len, documents);
     if (!options->data.count && run.settings.objective.kind != OBJECTIVE_SFT)
-        batch_allocate_answers(&batch, objective_needs_reference(objective) && !objective_needs_mismatched(objective),
+        batch_allocate_answers(&batch,
+                               (objective_needs_reference(objective) && !objective_needs_mismatched(objective)) ||
+                                   (objective->kind == OBJECTIVE_DISTILL && !objective_needs_top(objective)),
                                0);
+    if (!options->data.count && objective_needs_top(objective))
+        batch.teacher = teacher_allocate(batch.N, run.settings.teacher_k);
     if (!options->data.count && shared_tokens(options, run.settings.lora))
         batch_allocate_tree(&batch, bound_rows(bound));
     kl_allocate(&run, bound);

@@ -92,6 +92,8 @@ static int op_shape(const char *op, const Config *c, size_t n, size_t i, OpShape
                    {"attention", 3, SIZE_MAX, 1},
                    {"logprob", 1, 40, 0.9},
                    {"draw", 3, 3, 0},
+                   {"likeliest", 2, 6, 0.9},
+                   {"distill", 2, 6, 0.9},
                    {"", 1, SIZE_MAX, 0}};
     size_t row = 0, shapes;
     while (strncmp(op, special[row].op, strlen(special[row].op)) != 0) row++;
@@ -105,6 +107,8 @@ static int op_shape(const char *op, const Config *c, size_t n, size_t i, OpShape
     if (!strcmp(kind, "rope")) s->positions = 131072;
     if (!strncmp(op, "latent", strlen("latent")) && c->qk_rope_head_dim) s->R = c->qk_rope_head_dim;
     if (!strcmp(kind, "draw")) s->seed = i;
+    if (!strcmp(kind, "likeliest") || !strcmp(kind, "distill"))
+        s->count = min_size(s->V, 64), s->softness = i ? 2 : 1, s->share = i ? 0.6 : 1;
     if (!strcmp(op, "scatter_rows") || !strcmp(op, "gather_rows")) s->V = 2 * n;
     if (!strcmp(op, "blocks_choose")) s->positions = n, s->count = min_size(n, 16);
     if (!strcmp(kind, "attention_received")) s->positions = 2 * s->n;

@@ -117,7 +117,8 @@ static void logprobs_report_json(const char *path, const LogprobHeader *h, Logpr
 static int verb_logprobs(const Options *given) {
     Options chosen = *given, *const options = &chosen;
     Run run;
-    LogprobWriter writer;
+    LogprobWriter writer = {0};
+    TeacherWriter teacher = {0};
     run_open(&run, options, NULL);
     run_choose_length(&run, options, 0);
     DataLoader loader = run_open_data(&run, &options->data, SHUFFLE_OFF);
@@ -125,16 +126,26 @@ static int verb_logprobs(const Options *given) {
     run_allocate(&run, bound);
     Batch batch = dataloader_batch(&loader);
     LogprobHeader header = logprobs_header(&run, &loader, 0);
-    logprobs_create(&writer, options->out, &header); // refuses a bad output before the work begins
+    const int top = header.k > 0;
+    if (top && !folder_is_writable(options->out))
+        die("%s: cannot be created: %s; choose another place", options->out, error_text(errno));
+    if (!top) logprobs_create(&writer, options->out, &header); // refuses a bad output before the work begins
     run_load_weights(&run);
     report_run(&run, &loader, bound, "");
     double begin = seconds_now();
-    writer.header.model_key = run_model_key(&run, 1);
-    LogprobSum sum = logprobs_compute(&writer, &run.streambp, &loader, &batch, assign_step(world_alone(), 1));
+    header.model_key = writer.header.model_key = run_model_key(&run, 1);
+    if (top) teacher_create(&teacher, options->out, &header);
+    if (top && teacher.header.done && !options->quiet)
+        fprintf(run.text, "teacher  continues %s: %llu of %zu sequences are done\n", teacher.output.temporary,
+                (unsigned long long)teacher.header.done, dataloader_batches(&loader));
+    const LogprobSum sum =
+        top ? teacher_compute(&teacher, &run.streambp, &loader, &batch)
+            : logprobs_compute(&writer, &run.streambp, &loader, &batch, assign_step(world_alone(), 1));
+    const char *const what = top ? "targets with their likeliest tokens" : "log-probabilities";
     if (!options->quiet || !options->json)
-        fprintf(run.text, "%s: %.0f log-probabilities of %llu documents, on average %.6f\n", options->out, sum.counted,
-                (unsigned long long)writer.header.documents, sum.sum / sum.counted);
-    if (options->json) logprobs_report_json(options->out, &writer.header, sum, seconds_now() - begin);
+        fprintf(run.text, "%s: %.0f %s of %llu documents, on average %.6f\n", options->out, sum.counted, what,
+                (unsigned long long)header.documents, sum.sum / sum.counted);
+    if (options->json) logprobs_report_json(options->out, &header, sum, seconds_now() - begin);
     batch_free(&batch);
     dataloader_close(&loader);
     run_close(&run);

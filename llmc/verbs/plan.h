@@ -165,7 +165,7 @@ static void plan_print(const PlanResult *r, const DataLoader *data) {
     if (!o->verbose) report_shared(out, run, &r->bounds.shape);
     plan_print_step(out, r);
     if (o->verbose) plan_print_scale(out, r);
-    if (!run->settings.optimizer) {
+    if (run->settings.backward && !run->settings.optimizer) {
         fprintf(out, "train     the same options with an optimizer need %s", human_bytes((double)r->train_bytes));
         if (r->train_longest) fprintf(out, "; longest --seq-len %zu", r->train_longest);
         fputs(r->bounds.limit && !r->train_longest ? "; no length fits\n" : "\n", out);
@@ -223,8 +223,9 @@ static void plan_result_json(const PlanResult *r, const DataLoader *data) {
         json_bool(&json, "fits", r->plan.fits);
     }
     json_bool(&json, "optimizer_update", run->settings.optimizer);
-    if (!run->settings.optimizer) json_size(&json, "train_total_bytes", r->train_bytes);
-    if (!run->settings.optimizer && limit) json_size(&json, "train_max_seq_len", r->train_longest);
+    if (run->settings.backward && !run->settings.optimizer) json_size(&json, "train_total_bytes", r->train_bytes);
+    if (run->settings.backward && !run->settings.optimizer && limit)
+        json_size(&json, "train_max_seq_len", r->train_longest);
     if (limit || machine) json_size(&json, "usable_bytes", limit ? limit : machine_usable_bytes(machine));
     const size_t host = run_search(run, limit).limits.bytes[PLACE_HOST];
     if (host < SIZE_MAX) json_size(&json, "usable_host_bytes", host);
@@ -446,7 +447,7 @@ static int verb_plan(const Options *given) {
         r.lengths = lengths_plan(&r.plan.run, machine, &data, lengths, &r.bounds.shape);
     if (named && run.settings.optimizer && !r.bounds.no_estimate && !run.settings.deals)
         r.ways_count = ways_find(r.ways, &r.plan, &run, &r.bounds);
-    if (!run.settings.optimizer) plan_training(&r, &run, limit);
+    if (!run.settings.optimizer && run.settings.backward) plan_training(&r, &run, limit);
     pass_works = NULL;
     free(lengths.length);
     plan_print(&r, &data);

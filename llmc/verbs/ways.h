@@ -107,7 +107,7 @@ static void way_open(WayToTrain *w, const Run *run, int lora) {
     if (!lora) w->options.lora_rank = 0, option_leave(&w->options, "lora-rank");
     for (size_t i = 0; !lora && i < OF_OPTIONS; i++)
         if (!strcmp(of_options[i].needs, "lora-rank")) option_leave(&w->options, of_options[i].option);
-    if (!lora && run->settings.storage) { // full training trains decoded weights
+    if (!lora && run->settings.storage && run->settings.backward) { // full training trains decoded weights
         w->run.settings.storage = NULL;
         option_type(&w->options, "base", "none");
         w->options.quantise_head = 0, option_leave(&w->options, "quantise-head");

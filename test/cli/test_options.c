@@ -498,7 +498,7 @@ TEST(lines_are_refused) {
         {"sample --prompt-ids ,", "it must be token ids"},
         // verbs
         {"bpp",
-         "'bpp' is not a verb, it must be train, bp, sample, plan, eval, logprobs, convert, info or doctor; did you "
+         "'bpp' is not a verb, it must be train, bp, sample, logprobs, plan, eval, convert, info or doctor; did you "
          "mean bp?; see train --help"},
         {"m.bin", "'m.bin' is not a verb, it must be train, bp"},
         {"logprob", "; did you mean logprobs?; see train --help"},

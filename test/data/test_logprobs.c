@@ -3,7 +3,7 @@ The file of log-probabilities: reads back in any order and range. Refuses damage
 another model, other data, another temperature or length.
 */
 #include "test/base/damage.h"
-#include "llmc/data/logprobs.h"
+#include "llmc/data/teacher.h"
 
 #define TOKENS    10000 // more than twice the read size
 #define DOCUMENTS 40
@@ -296,6 +296,117 @@ TEST(documents_cut_elsewhere_are_refused) {
         wanted.cut = pair[i].wanted, wanted.seq_len = pair[i].wanted_length;
         if (logprobs_cut_serves(&have, &wanted) != pair[i].serves) test_fail("pair %zu", i);
     }
+}
+
+// ---- a teacher's likeliest tokens -----------------------------------------------------------------------------------
+enum { TEACHER_TOKENS = 500, TEACHER_K = 3, TEACHER_SEQUENCES = 5 };
+
+static LogprobHeader teacher_header(void) {
+    LogprobHeader h = some_header();
+    h.tokens = TEACHER_TOKENS, h.k = TEACHER_K, h.vocabulary = 96, h.order = 7;
+    return h;
+}
+
+static int32_t teacher_id(size_t token, size_t j) { return (int32_t)(token % 30 + 20 * j); }
+
+// Writes sequences of 100 tokens up to `end`; every third token is no target.
+static void teacher_write_until(const char *path, size_t end, int commits) {
+    TeacherWriter w = {0};
+    const LogprobHeader h = teacher_header();
+    teacher_create(&w, path, &h);
+    while (w.header.done < end) {
+        for (size_t t = w.header.done * 100; t < (w.header.done + 1) * 100; t++) {
+            int32_t id[TEACHER_K];
+            float logp[TEACHER_K];
+            for (size_t j = 0; j < TEACHER_K; j++) id[j] = teacher_id(t, j), logp[j] = -1 - (float)(t + j) / 512;
+            if (t % 3) teacher_write(&w, t, -0.5f - (float)t / 64, (float)t / 1000, id, logp);
+        }
+        teacher_advance(&w, -2, 66);
+        teacher_note(&w);
+    }
+    if (commits) {
+        teacher_commit(&w);
+        return;
+    }
+    kill(getpid(), SIGKILL);
+}
+
+static void teacher_killed(const void *path) { teacher_write_until((const char *)path, 3, 0); }
+static void teacher_begun_otherwise(const void *path) {
+    TeacherWriter w = {0};
+    LogprobHeader h = teacher_header();
+    h.data_key++;
+    teacher_create(&w, (const char *)path, &h);
+}
+
+static const char *teacher_written(const char *name) {
+    teacher_write_until(scratch_path(name), TEACHER_SEQUENCES, 1);
+    return scratch_path(name);
+}
+
+static void teacher_open_path(const void *path) {
+    LogprobFile f = {0};
+    teacher_open(&f, (const char *)path);
+    logprobs_close(&f);
+}
+
+// Reads all targets, as a batch of one document.
+static void teacher_read_all(const void *path) {
+    LogprobFile f = {0};
+    Batch batch = batch_allocate(TEACHER_TOKENS, 1);
+    teacher_open(&f, (const char *)path);
+    batch.teacher = teacher_allocate(batch.N, f.header.k);
+    batch.reference = (float *)checked_calloc(batch.N, sizeof(float), "a reference");
+    for (size_t t = 0; t < batch.N; t++) batch.targets[t] = t % 3 ? 1 : -1;
+    teacher_read(&f, 0, &batch, 0, batch.N);
+    for (size_t t = 0; t < batch.N; t++)
+        for (size_t j = 0; j < TEACHER_K && t % 3; j++)
+            if (batch.teacher.id[t * TEACHER_K + j] != teacher_id(t, j) || batch.teacher.tail[t] != (float)t / 1000 ||
+                batch.teacher.logp[t * TEACHER_K + j] != -1 - (float)(t + j) / 512 ||
+                batch.reference[t] != -0.5f - (float)t / 64)
+                test_fail("token %zu was read otherwise", t);
+    batch_free(&batch), logprobs_close(&f);
+}
+
+TEST(a_teacher_is_read_as_written) {
+    const char *path = teacher_written("teacher.logprobs");
+    struct stat status;
+    teacher_read_all(path);
+    assert_true(stat(path, &status) == 0 && status.st_size == 256 + TEACHER_TOKENS * (12 + 8 * TEACHER_K));
+    assert_false(path_exists(scratch_path("teacher.logprobs.part")));
+    expect_refused(open_body, path, 1, "holds the 3 likeliest tokens of a teacher; it belongs to --teacher-logprobs");
+    teacher_open_path(written("plain.logprobs"));
+}
+
+// A killed writer continues where it was, to the same bytes; another one is refused.
+TEST(a_teacher_is_resumed) {
+    size_t size, again;
+    const char *path = scratch_path("resumed.logprobs");
+    char *whole = read_whole(teacher_written("teacher.logprobs"), &size);
+    assert_int_equal(run_child(teacher_killed, path)->code, 1000 + SIGKILL);
+    assert_false(path_exists(path));
+    expect_refused(teacher_open_path, scratch_path("resumed.logprobs.part"), 1,
+                   "is not finished: 3 sequences are done; repeat its command");
+    expect_refused(teacher_begun_otherwise, path, 1, "was begun with another model, other data or other options");
+    teacher_write_until(path, TEACHER_SEQUENCES, 1);
+    assert_memory_equal(read_whole(path, &again), whole, size);
+    assert_int_equal(again, size);
+}
+
+TEST(a_damaged_record_is_found) {
+    const char *path = teacher_written("damaged.logprobs");
+    size_t size;
+    char *bytes = read_whole(path, &size);
+    const size_t record = 256 + 100 * (12 + 8 * TEACHER_K);
+    bytes[record + 20] ^= 1;
+    output_write_file(path, bytes, size);
+    expect_refused(teacher_read_all, path, 1, "the checksum of token 100 is wrong, the file is damaged");
+    memset(bytes + record, 0, 12 + 8 * TEACHER_K);
+    output_write_file(path, bytes, size);
+    expect_refused(teacher_read_all, path, 1, "token 100 is a target here, but not there");
+    bytes[56] ^= 1;
+    output_write_file(path, bytes, size);
+    expect_refused(teacher_open_path, path, 1, "checksum of its header is wrong");
 }
 
 int main(int argc, char **argv) { RUN_LISTED(argc, argv, scratch_remove); }

@@ -404,6 +404,57 @@ TEST(streams_that_are_none_of_pairs) {
     expect_refused(pairs_loss_of, &s, 1, "a batch of simpo without groups");
 }
 
+// ---- distillation ----------------------------------------------------------------------------------------------------
+static Objective make_distill(DistillLoss loss, double share, double T) {
+    Objective o = make(OBJECTIVE_DISTILL, 0);
+    o.distill_loss = loss, o.distill_share = share, o.distill_temperature = T;
+    return o;
+}
+
+// forward: weights are sft's, the loss mixes cross-entropy and divergence (here the stream's entropies) by T^2.
+TEST(distill_forward_weighs_targets_as_sft) {
+    test_case("forward");
+    Stream s = random_stream(3, 2);
+    const Objective sft = make(OBJECTIVE_SFT, 0), o = make_distill(DISTILL_FORWARD, 0.3, 2);
+    double *wanted = case_doubles(s.batch.N), *found = case_doubles(s.batch.N), cross = 0, apart = 0, all = 0;
+    Metrics metrics = {0};
+    s.batch.teacher = teacher_allocate(s.batch.N, 1);
+    const double Z = normaliser(&o, &s, 1);
+    evaluate(&sft, &s, Z, wanted, NULL);
+    const double loss = evaluate(&o, &s, Z, found, &metrics);
+    for (size_t t = 0; t < s.batch.N; t++) {
+        const double m = plain_weight(&s.batch, t);
+        cross -= m * s.logp[t], apart += m * s.entropy[t], all += m;
+        if (found[t] != wanted[t]) test_fail("weight[%zu] is %g, sft's is %g", t, found[t], wanted[t]);
+    }
+    expect_close("Z", 0, Z, all, 1, 1e-15);
+    expect_close("loss", 0, loss, (0.7 * cross + 0.3 * 4 * apart) / Z, 0, precision());
+    expect_close("kl", 0, metric_of(&metrics, "kl"), apart / Z, 0, precision());
+    expect_close("cross_entropy", 0, metric_of(&metrics, "cross_entropy"), cross / Z, 0, precision());
+    teacher_free(&s.batch.teacher);
+}
+
+// reverse: grpo's weights, over all tokens and without a clip, from advantages log p_teacher - logp.
+TEST(distill_reverse_is_grpo_with_these_advantages) {
+    test_case("reverse");
+    Stream s = random_stream(3, 2);
+    Objective grpo = make_policy(OBJECTIVE_GRPO, NORMALISE_BNPO, 0);
+    const Objective o = make_distill(DISTILL_REVERSE, 1, 1);
+    double *wanted = case_doubles(s.batch.N), *found = case_doubles(s.batch.N), apart = 0;
+    for (size_t t = 0; t < s.batch.N; t++) { // advantages are fp32, so these differences are exact
+        s.logp[t] = -(double)(1 + test_random_below(4096)) / 1024;
+        s.batch.reference[t] = (float)(-(double)(1 + test_random_below(4096)) / 1024);
+        s.batch.advantage[t] = (float)((double)s.batch.reference[t] - s.logp[t]);
+        apart -= plain_weight(&s.batch, t) * (double)s.batch.advantage[t];
+    }
+    const double Z = normaliser(&o, &s, 1);
+    s.batch.old = NULL;
+    evaluate(&grpo, &s, Z, wanted, NULL);
+    const double loss = evaluate(&o, &s, Z, found, NULL);
+    for (size_t t = 0; t < s.batch.N; t++) expect_close("weight", t, found[t], wanted[t], 0, precision());
+    expect_close("loss", 0, loss, apart / Z, 0.1, precision());
+}
+
 int main(int argc, char **argv) {
     type = ops_device->summed;
     RUN_LISTED(argc, argv, NULL);

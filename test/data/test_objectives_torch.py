@@ -169,14 +169,14 @@ class Bench:
         self.vocabulary = self.model.config.vocab_size
         self.shard, self.all, self.documents = {}, {}, {}
         for data, kind, sizes in (("pairs", shards.PAIRS, [2] * 5), ("groups", shards.GROUPS, [2, 3, 4, 3]),
-                                  ("tokens", shards.ADVANTAGES, [1] * 6)):
+                                  ("tokens", shards.ADVANTAGES, [1] * 6), ("texts", shards.DOCUMENTS, [1] * 6)):
             made = documents_of(rng, self.vocabulary, kind, sizes)
             self.shard[data] = write_shard(f"{self.name}-{data}", kind, self.vocabulary, made, sizes)
             cut = slice(seq_len + 1)
             made = [replace(d, ids=d.ids[cut], counts=d.counts[cut], values=d.values[cut] if data == "tokens" else None) for d in made]
             left_out = {d.sample for d in made if not d.counts.any()}  # pairs and groups that are cut before all that counts
             self.all[data], self.documents[data] = made, [d for d in made if d.sample not in left_out]
-            check(f"{self.name}: some {data} are left out", bool(left_out) == (seq_len < 40) or data == "tokens")
+            check(f"{self.name}: some {data} are left out", bool(left_out) == (seq_len < 40) or data in ("tokens", "texts"))
             check(f"{self.name}: others are not", len(self.documents[data]) > 2)
 
     def save(self, what, model):
@@ -240,6 +240,43 @@ class Bench:
         near_tensors(f"{what}: gradients", load_file(out), trainable(self.model, lambda p: p.grad), GRADIENT)
         found = train("eval", *self.options(case, batch=1), *CHUNKS, "--json", "--quiet")
         losses_agree(f"{what}, eval", json.loads(found or "{}"), loss)
+
+    def distill(self, k, share, T, ids=None, reverse=False):
+        """The divergence from the k likeliest tokens of a teacher, of ids below `ids`, by way of a file: bp and eval against autograd."""
+        what, out = f"{self.name}, distill {k} {share} {T} {ids} {reverse}", f"{WORK}/g.safetensors"
+        path, V = f"{WORK}/{self.name}-{k}-{T}-{ids}.teacher", ids or self.vocabulary
+        read = ["--data", self.shard["texts"], "--seq-len", self.seq_len, "--long", "truncate", "--temperature", T]
+        train("logprobs", "--model", self.folders["old"], *read, "--top-k", min(k, V), *(["--vocabulary", ids] if ids else []),
+              "--out", path, "--overwrite", "--quiet")
+        teacher, loss, surrogate, count = load_model(self.folders["old"], F64, "sdpa"), 0, 0, 0
+        for d in self.documents["texts"]:
+            tokens = torch.tensor(d.ids.astype(np.int64))
+            logits = lambda model: model(input_ids=tokens[None, :-1], use_cache=False).logits[0]
+            with torch.no_grad():
+                log_p = torch.log_softmax(logits(teacher)[:, :V] / T, -1)
+            z, target = logits(self.model), tokens[1:, None]
+            logp, log_q = (torch.log_softmax(z / t, -1) for t in (1.0, T))
+            top, at = log_p.topk(min(k, V))
+            rest = 1 - top.exp().sum(-1)
+            left = torch.ones_like(log_q).scatter(-1, at, 0.0)
+            apart = (top.exp() * (top - log_q.gather(-1, at))).sum(-1)
+            if k < V:
+                apart = apart + rest * (rest.log() - (log_q.exp() * left).sum(-1).log())
+            if reverse:
+                over = log_p.gather(1, target)[:, 0] - log_q.gather(1, target)[:, 0]
+                loss, surrogate = loss - d.sum(over.detach()), surrogate - d.sum(over.detach() * log_q.gather(1, target)[:, 0])
+            else:
+                each = (1 - share) * -logp.gather(1, target)[:, 0] + share * T * T * apart
+                loss, surrogate = loss + d.sum(each), surrogate + d.sum(each)
+            count = count + d.m.sum()
+        self.model.zero_grad()
+        (surrogate / count).backward()
+        options = [*self.weights, *read, "--objective", "distill", "--teacher-logprobs", path, *CHUNKS, "--json", "--quiet",
+                   *(["--distill-loss", "reverse"] if reverse else ["--distill-weight", share])]
+        found = train("bp", *options, "--batch", 12, "--grads-out", out, "--overwrite")
+        losses_agree(what, json.loads(found or "{}"), loss / count)
+        near_tensors(f"{what}: gradients", load_file(out), trainable(self.model, lambda p: p.grad), GRADIENT)
+        losses_agree(f"{what}, eval", json.loads(train("eval", *options, "--batch", 1) or "{}"), loss / count)
 
 
 # ---- training ----------------------------------------------------------------------------------------------------------------
@@ -312,5 +349,7 @@ with rmsnorm_in_the_models_dtype():
         bench = Bench(arguments[0], 100 + number, *arguments[1:])
         for case in CASES:
             bench.objective(case)
+        for case in ((5, 1.0, 1.0), (999, 0.6, 1.7), (8, 0.3, 0.8, bench.vocabulary - 7), (8, 1.0, 1.3, None, True)):
+            bench.distill(*case)
         rollouts(bench, np.random.default_rng(200 + number))
 close()

@@ -434,6 +434,39 @@ static void logprob_case(const double *values, const int32_t *targets, int weigh
             test_fail("logp[%zu] or entropy of a masked token is not 0", t);
 }
 
+// ---- distillation ---------------------------------------------------------------------------------------------------
+// apart: logits are multiples of it, so that several are equal (0: all differ)
+static void likeliest_case(size_t n, size_t V, size_t k, double apart, double temperature, double cap) {
+    const OpShape s = {
+        .n = n, .V = V, .count = k, .factor = temperature, .cap = cap, .stride = (V + 7) / 8 * 8 + n % 2};
+    case_of("", "apart %g, temperature %g, cap %g", apart, temperature, cap);
+    double *logits = case_doubles(n * s.stride);
+    for (size_t i = 0; i < n * s.stride; i++) {
+        const double x = 3.0 * test_normal();
+        logits[i] = i % s.stride >= V ? NAN : round_to(ops->stored, apart > 0.0 ? apart * floor(x / apart) : x);
+    }
+    given("logits", logits);
+    case_likeliest(&s);
+}
+
+static void distill_case(int weights, size_t n, size_t V, size_t k, double temperature, double cap, double softness,
+                         double share) {
+    const OpShape s = {.n = n,
+                       .V = V,
+                       .count = k,
+                       .factor = temperature,
+                       .cap = cap,
+                       .softness = softness,
+                       .share = share,
+                       .stride = (V + 7) / 8 * 8 + n % 2};
+    case_of(weights ? "" : ", no weight", "temperature %g, cap %g, softness %g, share %g, weights %d", temperature, cap,
+            softness, share, weights);
+    drawn("logits", 0.0, 3.0);
+    drawn("weight", 0.0, weights == ZERO_WEIGHT ? 0.0 : 1.0);
+    case_distill(&s);
+    if (weights != RANDOM_WEIGHT) expect_same(tensor_of("logits"));
+}
+
 // ---- sampling -------------------------------------------------------------------------------------------------------
 // values: logits; NULL: random, in steps of `apart`, so that several are equal (0: all differ)
 static Guarded *draw_case(const double *values, const double *uniform, size_t n, size_t V, double apart,

@@ -209,6 +209,72 @@ TEST(logprob) {
     }
 }
 
+TEST(likeliest) {
+    static const size_t shapes[][3] = {{1, 1, 1},   {3, 3, 3},    {2, 7, 2},     {5, 16, 5},    {4, 33, 32},
+                                       {6, 100, 9}, {3, 257, 64}, {2, 1000, 17}, {1, 4099, 64}, {2, 8191, 8}};
+    for (size_t s = 0; s < 3 * COUNT_OF(shapes); s++) {
+        const size_t *of = shapes[s / 3];
+        const int tied =
+            s % 3 == 1 && of[1] <= 1000; // long sums of equal terms round to one side, the reference's, too
+        likeliest_case(of[0], of[1], of[2], tied ? 0.5 : 0.0, s % 2 ? 0.7 : 1.0, s % 3 == 2 ? 4.0 : 0.0);
+    }
+}
+
+// The teacher's k tokens: one, several, all; the target is among them or in the tail.
+TEST(distill) {
+    static const size_t shapes[][3] = {{1, 1, 1},     {1, 2, 1},      {3, 3, 3},    {2, 7, 2},
+                                       {9, 16, 5},    {4, 33, 32},    {6, 100, 99}, {20, 257, 3},
+                                       {9, 257, 257}, {3, 1000, 100}, {1, 4099, 64}};
+    for (size_t s = 0; s < 6 * COUNT_OF(shapes); s++) {
+        const size_t *of = shapes[s / 6], kind = s % 6;
+        distill_case((int)((s + s / 6) % 3), of[0], of[1], of[2], s % 2 ? 0.7 : 1.0, kind % 3 == 2 ? 4.0 : 0.0,
+                     kind / 2 ? 2.0 : 1.0,
+                     kind % 4 == 0   ? 1.0
+                     : kind % 4 == 1 ? 0.0
+                                     : 0.6);
+    }
+}
+
+// With k = V the divergence and its gradient are those of the whole distributions, to 1e-12 in double.
+TEST(distill_of_all_words_is_the_dense_divergence) {
+    enum { V = 301, N = 4 };
+    test_case("k = V");
+    const double precise = ops->stored == DTYPE_FP64 ? 1e-12 : ops->stored == DTYPE_FP32 ? 2e-6 : 1e-2;
+    const Distillation how = {{1.0, 0.0}, 1.0, 1.0};
+    double *teacher = case_doubles(N * V), *logits = case_doubles(N * V), ones[N], zeros[N] = {0}, wanted[N] = {0};
+    int32_t *ids = (int32_t *)case_memory(N * V * sizeof(int32_t)), target[N];
+    for (size_t t = 0; t < N; t++) {
+        double sum = 0.0;
+        for (size_t i = 0; i < V; i++) {
+            logits[t * V + i] = round_to(ops->stored, 2.0 * test_normal()), teacher[t * V + i] = 2.0 * test_normal();
+            sum += exp(teacher[t * V + i]), ids[t * V + i] = (int32_t)i;
+        }
+        for (size_t i = 0; i < V; i++) teacher[t * V + i] -= log(sum);
+        ones[t] = -1.0, target[t] = (int32_t)(7 * t);
+    }
+    Guarded *x = guarded_values(CHANGED, "logits", ops->stored, logits, N * V), *logp = sums_out("logp", N);
+    Guarded *top = guarded_bytes(INPUT, "top", ids, 4, N * V), *divergence = sums_out("divergence", N);
+    Guarded *p = guarded_values(INPUT, "teacher", ops->summed, teacher, N * V);
+    Guarded *tail = guarded_values(INPUT, "tail", ops->summed, zeros, N);
+    Guarded *weight = guarded_values(INPUT, "weight", ops->summed, ones, N), *scratch = scratch_of(N * V);
+    Guarded *targets = guarded_bytes(INPUT, "targets", target, 4, N);
+    CALL(ops->distill(logp->data, divergence->data, x->data, targets->data, top->data, p->data, tail->data,
+                      weight->data, N, V, V, V, how, scratch->data));
+    double error = 0.0, size = 0.0;
+    for (size_t t = 0; t < N; t++) {
+        double sum = 0.0;
+        for (size_t i = 0; i < V; i++) sum += exp(logits[t * V + i]);
+        for (size_t i = 0; i < V; i++) {
+            const double q = exp(logits[t * V + i]) / sum, now = exp(teacher[t * V + i]);
+            wanted[t] += now * (teacher[t * V + i] - log(q));
+            error += pow(result(x, t * V + i) - (q - now), 2.0), size += pow(q - now, 2.0);
+        }
+        if (!(fabs(result(divergence, t) - wanted[t]) <= precise * fabs(wanted[t])))
+            test_fail("divergence[%zu] is %.17g, the dense one %.17g", t, result(divergence, t), wanted[t]);
+    }
+    if (!(sqrt(error) <= precise * sqrt(size))) test_fail("the gradient differs by %.3g", sqrt(error / size));
+}
+
 // exp(logit) overflows by far here, and logit - lse cancels: the largest logit must be subtracted first.
 TEST(logprob_of_extreme_logits) {
     enum { ROW = 35 };

@@ -118,6 +118,29 @@ static void logprob_backward(double *const *d, const double *dout, double *const
     reference_logprob(logp, NULL, d[0], targets_of_nine, dout, 6, 9, 9, temperature);
 }
 
+static const int32_t teacher_ids[6 * 3] = {0, 4, 8, 1, 2, 3, 0, 1, 7, 2, 6, 8, 0, 3, 5, 3, 4, 5};
+static void distill_problem(double *logp, double *divergence, double *logits, const double *weight, double cap) {
+    const Distillation how = {{0.7, cap}, 1.6, 0.4};
+    double top_logp[6 * 3], tail[6];
+    for (size_t i = 0; i < 6 * 3; i++) top_logp[i] = log(0.1 + 0.02 * (double)(i % 7)), tail[i / 3] = 0.0;
+    for (size_t t = 0; t < 6; t++) {
+        tail[t] = 1.0;
+        for (size_t j = 0; j < 3; j++) tail[t] -= exp(top_logp[t * 3 + j]);
+    }
+    reference_distill(logp, divergence, logits, targets_of_nine, teacher_ids, top_logp, tail, weight, 6, 9, 3, 9, how,
+                      NULL);
+}
+static void distill_forward(double *out, double *const *x, double cap) {
+    double divergence[6];
+    distill_problem(out, divergence, x[0], NULL, cap);
+    for (size_t t = 0; t < 6; t++) out[t] = 0.6 * out[t] - 0.4 * 1.6 * 1.6 * divergence[t];
+}
+static void distill_backward(double *const *d, const double *dout, double *const *x, double cap) {
+    double logp[6], divergence[6];
+    memcpy(d[0], x[0], 6 * 9 * sizeof(double));
+    distill_problem(logp, divergence, d[0], dout, cap);
+}
+
 #define OF_KIND(op, kind, ...)                                                                                         \
     static void op##_##kind##_forward(double *out, double *const *x) { op##_forward(out, x, __VA_ARGS__); }            \
     static void op##_##kind##_backward(double *const *d, const double *dout, double *const *x) {                       \
@@ -140,6 +163,8 @@ OF_KIND(activation, clamped, ACTIVATION_CLAMPED)
 OF_KIND(activation, relu2, ACTIVATION_RELU2)
 OF_KIND(logprob, plain, 0.0)
 OF_KIND(logprob, capped, 1.5)
+OF_KIND(distill, plain, 0.0)
+OF_KIND(distill, capped, 1.5)
 
 static const Problem problems[] = {
     {"embedding", {12, 12}, 21, embedding_forward, embedding_backward},
@@ -158,6 +183,8 @@ static const Problem problems[] = {
     {"sinks", {72, 42, 42, 4}, 72, sinks_forward, sinks_backward},
     {"logprob", {54}, 6, logprob_plain_forward, logprob_plain_backward},
     {"logprob, capped", {54}, 6, logprob_capped_forward, logprob_capped_backward},
+    {"distill", {54}, 6, distill_plain_forward, distill_plain_backward},
+    {"distill, capped", {54}, 6, distill_capped_forward, distill_capped_backward},
 };
 
 static double *normals(size_t count) {

@@ -35,11 +35,28 @@ static const Tried tried[] = {
     {"ppo", OBJECTIVE_PPO, DPO_SIGMOID, NORMALISE_BNPO, 0, 0, 1, 1},
     {"cispo, KL", OBJECTIVE_CISPO, DPO_SIGMOID, NORMALISE_BNPO, 0.1, 0, 1, 1},
     {"kto", OBJECTIVE_KTO, DPO_SIGMOID, NORMALISE_GRPO, 0.3, 0, 1, 0},
+    {"distill, forward", OBJECTIVE_DISTILL, DPO_SIGMOID, NORMALISE_GRPO, 0, 0, 1.6, 0},
+    {"distill, reverse", OBJECTIVE_DISTILL, DPO_SIGMOID, NORMALISE_GRPO, 0, 0, 1, 1},
 };
 #define FOR_TRIED(i) for (size_t i = 0; i < COUNT_OF(tried); i += EMULATED ? 3 : 1)
 
-enum { UNITS = 4 }; // pairs or groups of two
+enum { UNITS = 4, TEACHER_K = 5 }; // pairs or groups of two; tokens of a teacher
 static const size_t length[2 * UNITS] = {6, 9, 1, 7, 11, 3, 5, 8};
+
+// Returns a teacher of TEACHER_K random tokens of each target, which hold 0.5 to 0.9 of the probability.
+static BatchTeacher some_teacher(size_t N, size_t V) {
+    BatchTeacher teacher = teacher_allocate(N, TEACHER_K);
+    for (size_t t = 0; t < N; t++) {
+        const float held = 0.5f + 0.4f * (float)random_uniform(9, 1, t);
+        for (size_t j = 0; j < TEACHER_K; j++) {
+            const size_t at = t * TEACHER_K + j, begin = j * V / TEACHER_K, end = (j + 1) * V / TEACHER_K;
+            teacher.id[at] = (int32_t)(begin + random_below(9, 2, at, end - begin));
+            teacher.logp[at] = logf(held * (float)(j + 1) / (TEACHER_K * (TEACHER_K + 1) / 2));
+        }
+        teacher.tail[t] = 1 - held;
+    }
+    return teacher;
+}
 
 static TinyCase case_make(const Tried *t, int lora) {
     TinyCase c = tiny_case((t - tried) % 3 == 1 ? TINY_LLLF : TINY_QWEN3, lora ? 3 : 0);
@@ -49,10 +66,15 @@ static TinyCase case_make(const Tried *t, int lora) {
     o->desirable_weight = 1, o->undesirable_weight = 0.8;
     o->clip_low = 0.2, o->clip_high = NAN, o->kl_correction = (t - tried) % 2, o->temperature.divisor = t->temperature,
     o->completion_tokens = 12;
+    o->distill_loss = t->old ? DISTILL_REVERSE : DISTILL_FORWARD;
+    o->distill_share = 0.7, o->distill_temperature = t->temperature;
+    if (t->kind == OBJECTIVE_DISTILL) o->temperature.divisor = 1;
     objective_resolve(o);
+    c.settings.teacher_k = TEACHER_K;
     c.settings.gradient_type = dtype_of_sums(c.model.dtype); // also for several micro-batches
     c.batch = tiny_batch(length, 2 * UNITS, c.model.config.vocab_size, 1, 5);
     tiny_answers(&c.batch, t->kind, t->old, c.model.config.vocab_size, 3);
+    if (objective_needs_top(o)) c.batch.teacher = some_teacher(c.batch.N, c.model.config.vocab_size);
     if (t->kind == OBJECTIVE_KTO) c.batch.kl = 0.4;
     for (size_t d = 0; d < c.batch.documents && t->kind == OBJECTIVE_KTO; d++) c.batch.reward[d] = d % 3 ? 1 : 0;
     test_case("%s%s", t->text, lora ? ", LoRA" : "");
@@ -91,6 +113,7 @@ static Batch batch_of_units(const Batch *whole, const size_t *order, size_t coun
     size_t N = 0;
     Batch part = batch_allocate(whole->N, 2 * count);
     batch_allocate_answers(&part, 1, whole->old != NULL);
+    if (whole->teacher.id) part.teacher = teacher_allocate(whole->N, TEACHER_K);
     for (size_t d = 0; d < 2 * count; d++) {
         const size_t from = 2 * order[d / 2] + d % 2;
         part.document_start[d] = N;
@@ -100,6 +123,10 @@ static Batch batch_of_units(const Batch *whole, const size_t *order, size_t coun
             part.loss_weight[N] = whole->loss_weight[i], part.advantage[N] = whole->advantage[i];
             part.reference[N] = whole->reference[i];
             if (whole->old) part.old[N] = whole->old[i];
+            if (!whole->teacher.id) continue;
+            memcpy(part.teacher.id + N * TEACHER_K, whole->teacher.id + i * TEACHER_K, TEACHER_K * sizeof(int32_t));
+            memcpy(part.teacher.logp + N * TEACHER_K, whole->teacher.logp + i * TEACHER_K, TEACHER_K * sizeof(float));
+            part.teacher.tail[N] = whole->teacher.tail[i];
         }
     }
     part.N = part.document_start[2 * count] = N, part.kl = whole->kl;
@@ -179,7 +206,10 @@ TEST(gradient_is_the_slope) {
     FOR_TRIED(i) {
         TinyCase c = case_make(&tried[i], i % 2);
         c.model.config.pad_token_id = NO_ROW; // with one the gradient is not the slope
-        if (!objective_is_of_policy(&c.settings.objective) || (c.batch.old && tried[i].kind != OBJECTIVE_CISPO)) {
+        const int reverse = tried[i].kind == OBJECTIVE_DISTILL && tried[i].old; // its advantages have no gradient
+        const int own =
+            objective_is_of_policy(&c.settings.objective) && (!c.batch.old || tried[i].kind == OBJECTIVE_CISPO);
+        if (!own && !reverse) {
             TinyResult found = tiny_case_run(&c, METHOD_STREAM, 7, 5, &c.batch, 1);
             tiny_expect_slope(&c, "the whole gradient", found.gradient, 0, found.elements, 1, 1e-5, 1e-6, METHOD_STREAM,
                               9, 4);

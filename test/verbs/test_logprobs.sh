@@ -91,6 +91,69 @@ succeeds logprobs --init $TINY $groups --seed 3 --out "$WORK/old.logprobs"
 succeeds train --init $TINY $groups --objective grpo --beta 0.1 --steps 1 --out "$WORK/grouped" --old-logprobs "$WORK/old.logprobs" --any-reference
 check 'groups of files without spread are counted' grep -q '"frac_reward_zero_std": 0,' "$WORK/grouped/log.jsonl"
 
+# ---- a teacher's likeliest tokens: distillation ----------------------------------------------------------------------
+texts="--data $data --seq-len 64" student="--init $TINY --seed 5" written=$WORK/t.teacher
+distill="--objective distill --teacher-logprobs $written"
+succeeds logprobs --init $TINY $texts --json --quiet --out "$WORK/y.logprobs"
+loss=$(json loss)
+succeeds logprobs --init $TINY $texts --top-k 8 --out "$written" --json --quiet
+check 'the likeliest tokens have the same loss' close "$(json loss)" "$loss" 1e-9
+check 'a record has 12 + 8 k bytes' [ "$(wc -c <"$written")" = $((256 + 643 * 76)) ]
+check 'nothing else is left' [ "$(ls "$WORK" | grep -c 'teacher.part')" = 0 ]
+cp "$written" "$WORK/begun.teacher"
+succeeds logprobs --init $TINY $texts --top-k 8 --batch 3 --out "$WORK/b.teacher"
+refuses 1 'holds the 8 likeliest tokens of a teacher; it belongs to --teacher-logprobs' \
+    train $student $texts --objective ppo --beta 1 --reference-logprobs "$written"
+kl() { # options: the divergence of a student from the teacher, by eval
+    succeeds eval $texts $distill --json --quiet "$@"
+    json kl
+}
+check 'a student that is the teacher has no divergence' [ "$(kl --init $TINY | awk '{ print ($1 < 1e-8 && $1 > -1e-8) }')" = 1 ]
+small=$(kl $student)
+written=$WORK/all.teacher distill="--objective distill --teacher-logprobs $WORK/all.teacher"
+succeeds logprobs --init $TINY $texts --top-k 96 --out "$written" --quiet
+check 'fewer tokens give at most the whole divergence' [ "$(awk -v a="$small" -v b="$(kl $student)" 'BEGIN { print (a > 0 && a < b) }')" = 1 ]
+in_two_parts distilled 4 '' $student $texts $distill --distill-weight 0.5 --temperature 1 --lr 1e-2 --schedule constant
+check 'its log has both parts of the loss' grep -q '"kl": [0-9.e-]*, "cross_entropy": [0-9.]*' "$WORK/distilled/log.jsonl"
+refuses 1 'trained with --teacher-logprobs .*distill-weight=0.5' \
+    train $student $texts $distill --distill-weight 0.25 --steps 6 --out "$WORK/distilled" --resume
+succeeds train $student $texts --objective distill --distill-loss reverse --teacher-logprobs "$WORK/y.logprobs" --steps 1
+succeeds train $student $texts --objective distill --distill-loss reverse --teacher-logprobs "$written" --steps 1
+refuses 1 'at temperature 1, this run has temperature 2' train $student $texts $distill --temperature 2
+refuses 1 'was computed from other data' train $student --data "$WORK/a.bin" --seq-len 64 $distill
+refuses 2 'has the targets. log-probabilities alone; write it with logprobs --top-k' \
+    train $student $texts --objective distill --teacher-logprobs "$WORK/y.logprobs"
+refuses 2 'is of 96 ids, the student has 90; write it with logprobs --vocabulary 90' \
+    train --init ${TINY%,*},vocab_size=90 --any-tokenizer $texts $distill
+refuses 2 'type logprobs --model T --top-k 64 --out FILE' train $student $texts --objective distill --teacher T
+refuses 2 'needs a teacher.s values: type logprobs --model TEACHER' train $student $texts --objective distill
+refuses 2 'top-k 97: above the 96 ids of the model' logprobs --init $TINY $texts --top-k 97 --out "$WORK/no.logprobs"
+
+# A toy: a teacher of four layers, students of two. With the teacher's distribution they come nearer to it on texts that
+# none of them has seen than with the texts' tokens alone.
+sanitized_train=$TRAIN TRAIN=${TRAIN_PLAIN:-$TRAIN} # mostly arithmetic
+make_documents "$WORK/many.bin" 96 60,60,60,60,60,60,60,60,60,60,60,60,60,60,60,60,60,60,60,60,60,60,60,60,60,60,60,60,60,60 11
+make_documents "$WORK/few.bin" 96 60,60,60,60,60,60 12
+make_documents "$WORK/unseen.bin" 96 60,60,60,60,60,60 13
+steps='--seq-len 64 --lr 1e-2 --schedule constant --batch 6 --quiet'
+succeeds train --init "$(echo $TINY | sed s/layers=2/layers=4/)" --data "$WORK/many.bin" $steps --steps 60 --out "$WORK/teacher"
+for text in few unseen; do
+    succeeds logprobs --model "$WORK/teacher" --data "$WORK/$text.bin" --seq-len 64 --top-k 16 --out "$WORK/$text.teacher" --quiet
+done
+for seed in 1 2 3; do
+    for way in sft distill; do
+        options="--objective $way"
+        [ $way = distill ] && options="$options --teacher-logprobs $WORK/few.teacher"
+        succeeds train --init $TINY --seed $seed --data "$WORK/few.bin" $steps --steps 40 $options --out "$WORK/$way-$seed"
+        succeeds eval --model "$WORK/$way-$seed" --data "$WORK/unseen.bin" --seq-len 64 --objective distill \
+            --teacher-logprobs "$WORK/unseen.teacher" --json --quiet
+        json kl >"$WORK/$way.kl"
+    done
+    check "seed $seed: nearer than by cross-entropy: $(cat "$WORK/distill.kl" "$WORK/sft.kl")" \
+        [ "$(cat "$WORK/distill.kl" "$WORK/sft.kl" | awk 'NR == 1 { a = $1 } END { print (a > 0 && a < 0.5 * $1) }')" = 1 ]
+done
+TRAIN=$sanitized_train
+
 # ---- text for people -----------------------------------------------------------------------------------------------
 succeeds logprobs --init $TINY --data $data --seq-len 200 --out "$WORK/x.logprobs" --overwrite
 check 'it says what it wrote' \

@@ -34,6 +34,7 @@ once per precision (precision.h) and linked to the driver; its object exports th
 #include "experts.h"    // mixtures of experts
 #include "logprob.h"    // log-probabilities and the gradient of the logits
 #include "draw.h"       // tokens drawn from logits
+#include "distill.h"    // the likeliest tokens of a teacher; a student's divergence from them
 #include "dequantise.h" // matrices in 4 bits
 #include "gradient.h"   // stored gradients and their norm
 #include "adamw.h"      // the optimizer

@@ -35,6 +35,7 @@ once per precision and linked to the driver; its object exports the table alone.
 #include "activation.cuh"   // SwiGLU, GeGLU, GELU, clamped SwiGLU
 #include "logprob.cuh"      // log-probabilities and the gradient of the logits
 #include "draw.cuh"         // tokens drawn from logits
+#include "distill.cuh"      // the likeliest tokens of a teacher; a student's divergence from them
 #include "dequantise.cuh"   // matrices in 4 bits
 #include "router.cuh"       // experts: the router
 #include "routes.cuh"       // experts: rows sorted, gathered, combined
