@@ -112,7 +112,7 @@ static Stored *push_product(const Visit *v, size_t n) {
     return push_stored(v->s, SHARE_KV, "product of latents", n * d->NH * (2 * d->HD - d->shared_key));
 }
 
-// Makes K, V of the range from its latents; in backward dK = dV = 0. to: rows of the range
+// Makes K, V of the range from its latents. to: rows of the range
 static void latents_expand(const Visit *v, Range range, HeadKeys to, Stored *product) {
     const StreamBP *s = v->s;
     const Shapes *d = &v->layer->shape;
@@ -120,9 +120,6 @@ static void latents_expand(const Visit *v, Range range, HeadKeys to, Stored *pro
     linear_forward(&of, KEY_VALUE_UP, product, key_value_at(s, KEYS, v->l, of.c.token), NULL);
     s->ops->latent_expand(to.k, to.v, product, key_value_at(s, VALUES, v->l, of.c.token), of.c.n, d->NH, d->HD,
                           d->shared_key);
-    if (!to.dk) return;
-    s->ops->zero(to.dk, of.c.n * d->Q * d->summed);
-    s->ops->zero(to.dv, of.c.n * d->Q * d->summed);
 }
 
 // Adds dK, dV of the range, of at most n tokens, to dc, dr of its tokens; dW +=
@@ -214,6 +211,14 @@ static LatentAttention push_latent_attention(const Visit *v, const Activations *
     return x;
 }
 
+// Expands the range's latents; in backward dK = dV = 0.
+static void range_begin(const Visit *v, const LatentAttention *x) {
+    const Shapes *d = &v->layer->shape;
+    const size_t bytes = x->range.count * d->Q * d->summed;
+    latents_expand(v, x->range, x->of, x->product);
+    if (x->dq) v->s->ops->zero(x->of.dk, bytes), v->s->ops->zero(x->of.dv, bytes);
+}
+
 // Runs the attention op on the range, for the chunk's queries from row `row` on.
 static void latent_op(const Visit *v, const LatentAttention *x, const AttentionShape *shape, size_t row) {
     const StreamBP *s = v->s;
@@ -258,7 +263,7 @@ static void latent_spans(const Visit *v, LatentAttention *x, Spans spans, size_t
         const KeyRange keys = {done, done + x->range.count};
         spans.pairs = 0;
         for (size_t i = 0; i < spans.count; i++) spans.pairs += span_pairs(spans.span[i], keys, 0);
-        latents_expand(v, x->range, x->of, x->product);
+        range_begin(v, x);
         latent_calls(v, x, spans, row, calls, done == seen.begin);
         if (x->dq) latents_fold(v, x->range, x->of, x->product, latent_range(v->s));
     }
@@ -278,7 +283,7 @@ static void latent_count(const Visit *v, LatentAttention *x, Spans spans) {
     x->range.begin = max_size(end, count) - count, x->range.count = count;
     const double times = s->memory.walk.chunks / s->memory.walk.layers; // that the visit of c counts now
     walk_count(&s->memory.walk, s->ops, times / v->c.times * seen / (double)count);
-    latents_expand(v, x->range, x->of, x->product);
+    range_begin(v, x);
     if (x->dq) latents_fold(v, x->range, x->of, x->product, count);
     walk_count(&s->memory.walk, s->ops, times);
     latent_calls(v, x, spans, 0, 0, 1);

@@ -206,6 +206,9 @@ static void zero_key_value_gradients(const StreamBP *s, size_t l, size_t rows) {
     const Shapes *d = &layer_of(s, l)->shape;
     s->ops->zero(s->kv.dk, rows * d->KV * d->summed);
     s->ops->zero(s->kv.dv, rows * d->VV * d->summed);
+    if (!s->kv.heads.dk) return;
+    s->ops->zero(s->kv.heads.dk, s->now.N * d->Q * d->summed);
+    s->ops->zero(s->kv.heads.dv, s->now.N * d->Q * d->summed);
 }
 
 // ---- the window's slide ---------------------------------------------------------------------------------------------
