@@ -79,6 +79,7 @@ typedef enum { MASTER_AUTO, MASTER_FP32, MASTER_NONE } MasterWeights;
 typedef enum { BASE_AUTO, BASE_NONE, BASE_NF4, BASE_FP4, BASE_MXFP4, BASE_FP8 } BaseWeights;
 typedef enum { KEEP_NONE, KEEP_ATTENTION, KEEP_PRODUCTS, KEEP_ALL, KEEP_AUTO } KeepActivations; // KeepLevel, or auto
 typedef enum { UPDATE_NOW, UPDATE_FORWARD, UPDATE_AUTO } WhenUpdated;
+typedef enum { LATENTS_AUTO, LATENTS_LAYER, LATENTS_RANGES } LatentKeys;
 typedef enum { KEYS_AUTO, KEYS_GATHER, KEYS_RING } KeysOfRanks;
 typedef enum { DETERMINISTIC_ON, DETERMINISTIC_OFF } Deterministic;
 typedef enum { TURN_REWARDS_SUM, TURN_REWARDS_OWN } TurnRewards;

@@ -1,6 +1,6 @@
 /*
-The planner's choices of everything that the options leave open: places, --inputs-every, --chunk, --keep, --update, --kv
-and, with --method auto, stream or seco.
+The planner's choices of everything that the options leave open: places, --inputs-every, --chunk, --latents, --keep,
+--update, --kv and, with --method auto, stream or seco.
 
     candidates_make  all sensible combinations of the open values in the table of dimensions
     search_choices   the candidates that fit, fastest first
@@ -22,6 +22,7 @@ typedef struct {
     unsigned places[PLACED]; // possible places of tensors with AUTO: bit p, if place p is possible
     int ring, keep, every;   // also open: the ring, keeping attention's outputs, keeping the inputs of one layer in K
     int method, defers;      // also open: seco in place of stream, --update forward
+    int latent_ranges;       // also open: latents by ranges
     int chunk, logits_chunk; // also open: chunks smaller than the chunks of `open`, which are the largest; logits_chunk
                              // follows chunk
     Limits limits;
@@ -34,7 +35,7 @@ typedef struct {
 // ---- candidates ----------------------------------------------------------------------------------------------------
 // Values that the planner decides. All are ints, so that equal candidates have equal bytes.
 typedef struct {
-    int ring, method, keep, chunk, inputs_every;
+    int ring, method, keep, latent_ranges, chunk, inputs_every;
     int place[PLACED]; // place of each kind of tensor that is AUTO
     int defers;
 } Candidate;
@@ -54,6 +55,7 @@ static const struct {
     {offsetof(Candidate, ring), offsetof(Search, ring), {1}},
     {offsetof(Candidate, method), offsetof(Search, method), {METHOD_SECO}},
     {offsetof(Candidate, keep), offsetof(Search, keep), {1}},
+    {offsetof(Candidate, latent_ranges), offsetof(Search, latent_ranges), {1}},
     {offsetof(Candidate, chunk), offsetof(Search, chunk), {16384, 8192, 4096, 2048, 1024, 512, 256}},
     {offsetof(Candidate, inputs_every), offsetof(Search, every), {2, 3, 4, 6, 8, 12}},
 #define OF_PLACE(kind) offsetof(Candidate, place[kind]), offsetof(Search, places[kind])
@@ -83,7 +85,7 @@ static RunSettings candidate_settings(const Search *search, const Candidate *c) 
     RunSettings s = search->open;
     s.ring = c->ring, s.method = (Method)c->method, s.keep.level = (KeepLevel)c->keep,
     s.inputs_every = (size_t)c->inputs_every;
-    s.chunk = (size_t)c->chunk, s.defers = c->defers;
+    s.chunk = (size_t)c->chunk, s.defers = c->defers, s.latent_ranges = c->latent_ranges;
     if (search->logits_chunk) s.logits_chunk = min_size(s.logits_chunk, s.chunk / 2);
     for (int kind = 0; kind < PLACED; kind++)
         if (!is_placed(&s, kind) || s.place[kind] == PLACE_AUTO) s.place[kind] = (Place)c->place[kind];
@@ -94,8 +96,8 @@ static RunSettings candidate_settings(const Search *search, const Candidate *c) 
 static int candidate_is_open(const Search *search, const Candidate *c) {
     const RunSettings s = candidate_settings(search, c);
     int open = !search->every || s.inputs_every < s.model->config.num_hidden_layers;
-    if (method_is_chunk_major(s.method))
-        open &= !s.keep.level && s.inputs_every <= 1; // chunk-major methods have neither
+    if (method_is_chunk_major(s.method)) // chunk-major methods have none of these
+        open &= !s.keep.level && s.inputs_every <= 1 && !(search->latent_ranges && s.latent_ranges);
     open &= s.chunk <= search->open.chunk && 16 * s.chunk >= search->open.chunk;
     if (search->defers && s.defers)
         open &= s.place[PLACED_OPTIMIZER] > PLACE_DEVICE; // only transfers of the optimizer overlap
@@ -116,8 +118,9 @@ static int candidate_varies(const Candidate *a, const Candidate *b) {
 // Makes the candidates; the first candidate has all open places on the device. The caller frees them.
 static Candidates candidates_make(const Search *search) {
     const RunSettings *open = &search->open;
-    const Candidate named = {open->ring, open->method, open->keep.level, (int)open->chunk, (int)open->inputs_every,
-                             {0},        open->defers};
+    const Candidate named = {
+        open->ring, open->method, open->keep.level, open->latent_ranges, (int)open->chunk, (int)open->inputs_every,
+        {0},        open->defers};
     Candidates all = {(Candidate *)checked_calloc(1, sizeof(Candidate), "candidates of a plan"), 1};
     *all.candidate = named;
     for (size_t d = 0; d < sizeof(dimensions) / sizeof(dimensions[0]); d++) {
@@ -242,14 +245,15 @@ static size_t choices_thin(Choice *choices, size_t count) {
     return kept;
 }
 
-// Returns the longest documents, B per sequence, that some candidate fits. Kept attention outputs or --update forward
-// never make longer documents fit. Nor does a larger chunk, except where each chunk keeps states of linear attention.
+// Returns the longest documents, B per sequence, that some candidate fits. Kept attention outputs, --update forward or
+// latents expanded by layers never make longer documents fit. Nor does a larger chunk, except where each chunk keeps states of linear attention.
 static size_t search_longest(const Search *search, size_t B) {
     Search least = *search;
     Candidates all = candidates_make(&least);
     size_t longest = 0;
     if (least.keep) least.keep = 0, least.open.keep.level = LEVEL_NONE;
     if (least.defers) least.defers = least.open.defers = 0;
+    if (least.latent_ranges) least.latent_ranges = 0, least.open.latent_ranges = 1;
     const int states = layers_of_kind(&search->open.model->config, LAYER_LINEAR) > 0;
     for (size_t i = 0; i < all.count && least.chunk && !states; i++)
         least.open.chunk = min_size(least.open.chunk, (size_t)all.candidate[i].chunk);

@@ -119,57 +119,54 @@ static Summed *push_call_sums(const Visit *v, const char *name) {
 
 // Runs the attention op in a tree with forks: a call over the chains' own keys, then `calls` calls over ancestors' keys
 // (tree_calls). sums[n,NH*HD] are rounded once, after the last call.
-static void tree_attention_forward(const Visit *v, const Activations *a, AttentionShape shape, size_t calls,
-                                   Summed *sums, Summed *scratch) {
+static void tree_attention_forward(const Visit *v, const Activations *a, HeadKeys keys, AttentionShape shape,
+                                   size_t calls, Summed *sums, Summed *scratch) {
     const StreamBP *s = v->s;
     const size_t Q = v->layer->shape.Q, NH = v->layer->shape.NH;
-    const Stored *k = layer_keys(s, KEYS, v->l), *values = layer_keys(s, VALUES, v->l);
     shape.partial = 1;
-    s->ops->attention_forward(sums, a->lse, a->q, k, values, &shape, scratch);
+    s->ops->attention_forward(sums, a->lse, a->q, keys.k, keys.v, &shape, scratch);
     for (size_t i = 0; i < calls; i++) {
         const size_t row = s->now.call[i].row;
         attention_shape_call(&shape, &s->now.call[i]);
         s->ops->attention_forward(summed_row(s, sums, row, Q), summed_row(s, a->lse, row, NH),
-                                  stored_row(s, a->q, row, Q), k, values, &shape, scratch);
+                                  stored_row(s, a->q, row, Q), keys.k, keys.v, &shape, scratch);
     }
     s->ops->round_sums(a->attention_out, sums, v->c.n * Q);
 }
 
 // Runs its backward: dq[n,NH*HD]; dK, dV +=
 static void tree_attention_backward(const Visit *v, const Activations *a, Stored *dq, Stored *dattention_out,
-                                    AttentionShape shape, size_t calls, Summed *sums, Summed *scratch) {
+                                    HeadKeys keys, AttentionShape shape, size_t calls, Summed *sums, Summed *scratch) {
     const StreamBP *s = v->s;
     const size_t Q = v->layer->shape.Q, NH = v->layer->shape.NH;
-    const Stored *k = layer_keys(s, KEYS, v->l), *values = layer_keys(s, VALUES, v->l);
     shape.partial = 1;
-    s->ops->attention_backward(sums, s->kv.dk, s->kv.dv, dattention_out, a->attention_out, a->q, k, values, a->lse,
+    s->ops->attention_backward(sums, keys.dk, keys.dv, dattention_out, a->attention_out, a->q, keys.k, keys.v, a->lse,
                                &shape, scratch);
     for (size_t i = 0; i < calls; i++) {
         const size_t row = s->now.call[i].row;
         attention_shape_call(&shape, &s->now.call[i]);
-        s->ops->attention_backward(summed_row(s, sums, row, Q), s->kv.dk, s->kv.dv,
-                                   stored_row(s, dattention_out, row, Q), stored_row(s, a->attention_out, row, Q),
-                                   stored_row(s, a->q, row, Q), k, values, summed_row(s, a->lse, row, NH), &shape,
-                                   scratch);
+        s->ops->attention_backward(summed_row(s, sums, row, Q), keys.dk, keys.dv, stored_row(s, dattention_out, row, Q),
+                                   stored_row(s, a->attention_out, row, Q), stored_row(s, a->q, row, Q), keys.k, keys.v,
+                                   summed_row(s, a->lse, row, NH), &shape, scratch);
     }
     s->ops->round_sums(dq, sums, v->c.n * Q);
 }
 
-// Runs the attention op, in a tree with forks in several calls, of latents by ranges.
+// Runs the attention op, in a tree with forks in several calls, or by ranges of latents.
 static void attention_op_forward(const Visit *v, const Activations *a, Summed *scratch) {
     const StreamBP *s = v->s;
-    if (is_latent(v)) {
+    if (expands_ranges(v)) {
         latent_attention(v, a, NULL, NULL, scratch);
         return;
     }
+    const HeadKeys keys = attention_keys(v);
     const size_t mark = arena_mark(s->arena), calls = tree_calls(s, v->c, v->layer->window);
     const AttentionShape shape = attention_shape(s, v->l, layer_spans(s, v->l, v->c));
     Summed *sums = push_call_sums(v, "sums of attention output");
     if (merges_calls(s, calls))
-        tree_attention_forward(v, a, shape, calls, sums, scratch);
+        tree_attention_forward(v, a, keys, shape, calls, sums, scratch);
     else
-        s->ops->attention_forward(a->attention_out, a->lse, a->q, layer_keys(s, KEYS, v->l),
-                                  layer_keys(s, VALUES, v->l), &shape, scratch);
+        s->ops->attention_forward(a->attention_out, a->lse, a->q, keys.k, keys.v, &shape, scratch);
     sinks_forward(v, a->attention_out, a->lse, v->c.n);
     arena_pop(s->arena, mark);
 }
@@ -178,19 +175,21 @@ static void attention_op_forward(const Visit *v, const Activations *a, Summed *s
 static void attention_op_backward(const Visit *v, const Activations *a, Stored *dq, Stored *dattention_out,
                                   Summed *scratch) {
     const StreamBP *s = v->s;
-    if (is_latent(v)) {
+    if (expands_ranges(v)) {
         latent_attention(v, a, dq, dattention_out, scratch);
         return;
     }
+    const HeadKeys keys = attention_keys(v);
     const size_t mark = arena_mark(s->arena), calls = tree_calls(s, v->c, v->layer->window);
     const AttentionShape shape = attention_shape(s, v->l, layer_spans(s, v->l, v->c));
     Summed *sums = push_call_sums(v, "sums of gradient of queries");
     if (merges_calls(s, calls))
-        tree_attention_backward(v, a, dq, dattention_out, shape, calls, sums, scratch);
+        tree_attention_backward(v, a, dq, dattention_out, keys, shape, calls, sums, scratch);
     else
-        s->ops->attention_backward(dq, s->kv.dk, s->kv.dv, dattention_out, a->attention_out, a->q,
-                                   layer_keys(s, KEYS, v->l), layer_keys(s, VALUES, v->l), a->lse, &shape, scratch);
+        s->ops->attention_backward(dq, keys.dk, keys.dv, dattention_out, a->attention_out, a->q, keys.k, keys.v, a->lse,
+                                   &shape, scratch);
     arena_pop(s->arena, mark);
+    if (is_latent(v)) latents_of_chunk(v, v->c.index, 1); // dK, dV of these tokens are complete now
 }
 
 // Runs attention: the mixer's norm, K[:t1], V[:t1] -> x_1. Skips the attention op if its output was saved.

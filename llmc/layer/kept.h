@@ -70,6 +70,7 @@ static void push_keys(const Visit *v) {
             *key_tensor(s, (KeyTensor)i) = push_stored(s, SHARE_KV, names[i], keys_of_layers(s, (KeyTensor)i, 0));
     }
     if (s->now.pass == PASS_BACKWARD && !shares) push_key_value_gradients(s);
+    if (v->layer->shape.shared_key && !s->setup->latent_ranges) push_head_keys(s, &v->layer->shape);
 }
 
 // Starts loading (`in`) or storing a layer's kept keys and values: of all tokens, or of chunk c.

@@ -7,18 +7,27 @@ With h the mixer's norm, R the rotated elements of a head of HD, and rms an RMSN
     r = rotate(W_r h)                      R elements that the keys of all heads share; kv.v holds r
     [k | v] = W_kv c, k = [k | r]          per head HD - R elements of the key, and HD of the value
 
-Only c and r of all tokens are stored, moved and kept. Keys and values exist for a range of tokens at a time: a chunk's
-queries take its ranges in turn, and attention merges the results as a ring does (orders/ring.h). Backward expands a
-range again. It folds dK, dV of the range into dc and dr, which are Summed and complete at the visit of their own chunk.
+Only c and r of all tokens are stored, moved and kept. Keys and values of heads exist in one of two ways:
 
-    FLOPs for a chunk of n queries that sees N keys     2 N kv_rank NH (2 HD - R) forward, three times that in backward:
-                                                        kv_rank (2 HD - R) / (2 n HD) of attention's forward
+    layer     of all tokens of one layer: each latent is expanded once a pass over the layer. Attention then runs as in
+              any layer. In backward dK, dV of a chunk are folded into dc and dr at the chunk's own visit.
+    ranges    of a range of tokens at a time: a chunk's queries take its ranges in turn, and attention merges the
+              results as a ring does (orders/ring.h). Backward expands a range again, and folds its dK, dV at once.
+
+dc, dr are Summed and complete at the visit of their own chunk.
+
+    bytes     layer 2 N NH HD (s + 4 in backward)
+    FLOPs     an expansion of N latents takes 2 N kv_rank NH (2 HD - R), and its folding twice that, with frozen weights
+              once. For n queries that see N keys by ranges: kv_rank (2 HD - R) / (2 n HD) of attention's forward
+
+Adapters of W_kv are run with each expansion, as in any linear layer. W_kv + s B A, made once, would round adapters away
+that are below half a unit in the last place of a bf16 weight.
 */
 #ifndef LLMC_LATENT_ATTENTION_H
 #define LLMC_LATENT_ATTENTION_H
 #include "branch.h"
 
-enum { LATENT_CHUNKS = 4 }; // chunks in a range
+enum { LATENT_CHUNKS = 4, LATENT_TOKENS = 8192 }; // chunks and tokens of a range, at most; at least a chunk
 
 static int is_latent(const Visit *v) { return v->layer->shape.low != 0; }
 
@@ -80,39 +89,7 @@ static void latents_backward(const Visit *v, Activations *a, const Stored *linea
     mixer_input_backward(v, a, linear_of(v, V_WEIGHT), dshared);
 }
 
-// ---- ranges ---------------------------------------------------------------------------------------------------------
-// Attention of some of a chunk's queries, forward or backward, by ranges of keys
-typedef struct {
-    const Activations *a;
-    Stored *dq, *dattention_out; // backward; else NULL
-    Summed *sums;                // of out or dq over several ranges; NULL: one range has all keys
-    Summed *scratch;
-    Stored *kv, *k, *v; // of the current range
-    Summed *dk, *dv;
-    Range range;
-} LatentAttention;
-
-// Returns the tokens of a range.
-static size_t latent_range(const StreamBP *s) { return min_size(s->now.N, LATENT_CHUNKS * layer_chunk(s)); }
-
-// Pushes the tensors of a range. dq NULL: forward
-static LatentAttention push_latent_attention(const Visit *v, const Activations *a, Stored *dq, Stored *dattention_out,
-                                             Summed *scratch) {
-    const StreamBP *s = v->s;
-    const Shapes *d = &v->layer->shape;
-    const size_t R = latent_range(s);
-    LatentAttention x = {a, dq, dattention_out, NULL, scratch, NULL, NULL, NULL, NULL, NULL, {0, 0}};
-    if (R < s->now.N || has_forks(s))
-        x.sums = push_summed(s, SHARE_WORKSPACE, "sums of a chunk's ranges", v->c.n * d->Q);
-    x.kv = push_stored(s, SHARE_KV, "product of a range's latents", R * d->NH * (2 * d->HD - d->shared_key));
-    x.k = push_stored(s, SHARE_KV, "keys of a range", R * d->Q);
-    x.v = push_stored(s, SHARE_KV, "values of a range", R * d->Q);
-    if (!dq) return x;
-    x.dk = push_summed(s, SHARE_KV, "gradient of keys of a range", R * d->Q);
-    x.dv = push_summed(s, SHARE_KV, "gradient of values of a range", R * d->Q);
-    return x;
-}
-
+// ---- expanding and folding ------------------------------------------------------------------------------------------
 // Returns the visit of a range's tokens, for their products.
 static Visit range_visit(const Visit *v, Range range) {
     Visit of = *v;
@@ -120,31 +97,126 @@ static Visit range_visit(const Visit *v, Range range) {
     return of;
 }
 
-// Makes K, V of the range from its latents; in backward dK = dV = 0.
-static void latents_expand(const Visit *v, const LatentAttention *x) {
+// Returns x's rows from token `from` on.
+static HeadKeys head_keys_from(const Visit *v, HeadKeys x, size_t from) {
     const StreamBP *s = v->s;
-    const Shapes *d = &v->layer->shape;
-    const Visit of = range_visit(v, x->range);
-    linear_forward(&of, KEY_VALUE_UP, x->kv, key_value_at(s, KEYS, v->l, of.c.token), NULL);
-    s->ops->latent_expand(x->k, x->v, x->kv, key_value_at(s, VALUES, v->l, of.c.token), of.c.n, d->NH, d->HD,
-                          d->shared_key);
-    if (!x->dq) return;
-    s->ops->zero(x->dk, of.c.n * d->Q * d->summed);
-    s->ops->zero(x->dv, of.c.n * d->Q * d->summed);
+    const size_t Q = v->layer->shape.Q;
+    const HeadKeys rows = {stored_row(s, x.k, from, Q), stored_row(s, x.v, from, Q),
+                           x.dk ? summed_row(s, x.dk, from, Q) : NULL, x.dv ? summed_row(s, x.dv, from, Q) : NULL};
+    return rows;
 }
 
-// Adds dK, dV of the range to dc, dr of its tokens; dW +=
-static void latents_fold(const Visit *v, const LatentAttention *x) {
+// Pushes the product of the latents of at most n tokens.
+static Stored *push_product(const Visit *v, size_t n) {
+    const Shapes *d = &v->layer->shape;
+    return push_stored(v->s, SHARE_KV, "product of latents", n * d->NH * (2 * d->HD - d->shared_key));
+}
+
+// Makes K, V of the range from its latents. to: rows of the range
+static void latents_expand(const Visit *v, Range range, HeadKeys to, Stored *product) {
     const StreamBP *s = v->s;
     const Shapes *d = &v->layer->shape;
-    const Visit of = range_visit(v, x->range);
-    const size_t mark = arena_mark(s->arena), token = of.c.token, count = of.c.n * d->KV;
-    Stored *dlatent = push_stored(s, SHARE_WORKSPACE, "gradient of a range's latents", latent_range(s) * d->KV);
-    s->ops->latent_fold(x->kv, key_gradient_at(s, VALUES, v->l, token), x->dk, x->dv, of.c.n, d->NH, d->HD,
+    const Visit of = range_visit(v, range);
+    linear_forward(&of, KEY_VALUE_UP, product, key_value_at(s, KEYS, v->l, of.c.token), NULL);
+    s->ops->latent_expand(to.k, to.v, product, key_value_at(s, VALUES, v->l, of.c.token), of.c.n, d->NH, d->HD,
+                          d->shared_key);
+}
+
+// Adds dK, dV of the range, of at most n tokens, to dc, dr of its tokens; dW +=
+static void latents_fold(const Visit *v, Range range, HeadKeys from, Stored *product, size_t n) {
+    const StreamBP *s = v->s;
+    const Shapes *d = &v->layer->shape;
+    const Visit of = range_visit(v, range);
+    const size_t mark = arena_mark(s->arena), token = of.c.token;
+    Stored *dlatent = push_stored(s, SHARE_WORKSPACE, "gradient of a range's latents", n * d->KV);
+    s->ops->latent_fold(product, key_gradient_at(s, VALUES, v->l, token), from.dk, from.dv, of.c.n, d->NH, d->HD,
                         d->shared_key);
-    linear_backward(&of, KEY_VALUE_UP, dlatent, x->kv, key_value_at(s, KEYS, v->l, token), 0);
-    s->ops->sums_add(key_gradient_at(s, KEYS, v->l, token), dlatent, count);
+    linear_backward(&of, KEY_VALUE_UP, dlatent, product, key_value_at(s, KEYS, v->l, token), 0);
+    s->ops->sums_add(key_gradient_at(s, KEYS, v->l, token), dlatent, of.c.n * d->KV);
     arena_pop(s->arena, mark);
+}
+
+// ---- a layer at once ------------------------------------------------------------------------------------------------
+// Tells whether latents of the visited layer are expanded by ranges, again for each chunk.
+static int expands_ranges(const Visit *v) { return is_latent(v) && !v->s->kv.heads.k; }
+
+// Expands or folds the latents that the index-th chunk is the first to see, a chunk's tokens at a time. The dry run
+// that visits one chunk for many counts their calls, too.
+static void latents_of_chunk(const Visit *v, size_t index, int fold) {
+    StreamBP *s = v->s;
+    const size_t mark = arena_mark(s->arena), most = min_size(s->now.N, layer_chunk(s));
+    const Range part = tokens_first_seen(s, index);
+    Stored *product = push_product(v, most);
+    for (size_t done = 0, times = 1, n = 0; done < part.count; done += times * n) {
+        n = min_size(most, part.count - done);
+        const Range range = {part.begin + done, n};
+        const HeadKeys rows = head_keys_from(v, s->kv.heads, range.begin);
+        if (visits_shapes(s)) times = (part.count - done) / n;
+        if (visits_shapes(s)) walk_count(&s->memory.walk, s->ops, (double)times);
+        if (fold)
+            latents_fold(v, range, rows, product, most);
+        else
+            latents_expand(v, range, rows, product);
+    }
+    if (visits_shapes(s)) walk_count(&s->memory.walk, s->ops, v->c.times);
+    arena_pop(s->arena, mark);
+}
+
+// Expands the latents that chunk c sees, unless this pass over the layer has expanded them; each token once.
+static void latents_expand_once(const Visit *v) {
+    for (size_t *i = &v->s->kv.expanded; *i <= v->c.index; (*i)++) latents_of_chunk(v, *i, 0);
+}
+
+// Returns K, V of the layer, and their gradients, as attention takes them.
+static HeadKeys attention_keys(const Visit *v) {
+    const StreamBP *s = v->s;
+    const HeadKeys stored = {layer_keys(s, KEYS, v->l), layer_keys(s, VALUES, v->l), s->kv.dk, s->kv.dv};
+    if (!is_latent(v)) return stored;
+    latents_expand_once(v);
+    return s->kv.heads;
+}
+
+// ---- ranges ---------------------------------------------------------------------------------------------------------
+// Attention of some of a chunk's queries, forward or backward, by ranges of keys
+typedef struct {
+    const Activations *a;
+    Stored *dq, *dattention_out; // backward; else NULL
+    Summed *sums;                // of out or dq over several ranges; NULL: one range has all keys
+    Summed *scratch;
+    Stored *product;
+    HeadKeys of; // of the current range
+    Range range;
+} LatentAttention;
+
+// Returns the tokens of a range.
+static size_t latent_range(const StreamBP *s) {
+    const size_t chunk = layer_chunk(s);
+    return min_size(s->now.N, max_size(chunk, min_size(LATENT_CHUNKS * chunk, LATENT_TOKENS)));
+}
+
+// Pushes the tensors of a range. dq NULL: forward
+static LatentAttention push_latent_attention(const Visit *v, const Activations *a, Stored *dq, Stored *dattention_out,
+                                             Summed *scratch) {
+    const StreamBP *s = v->s;
+    const size_t R = latent_range(s), count = R * v->layer->shape.Q;
+    LatentAttention x = {a, dq, dattention_out, NULL, scratch, NULL, {NULL, NULL, NULL, NULL}, {0, 0}};
+    if (R < s->now.N || has_forks(s))
+        x.sums = push_summed(s, SHARE_WORKSPACE, "sums of a chunk's ranges", v->c.n * v->layer->shape.Q);
+    x.product = push_product(v, R);
+    x.of.k = push_stored(s, SHARE_KV, "keys of a range", count);
+    x.of.v = push_stored(s, SHARE_KV, "values of a range", count);
+    if (!dq) return x;
+    x.of.dk = push_summed(s, SHARE_KV, "gradient of keys of a range", count);
+    x.of.dv = push_summed(s, SHARE_KV, "gradient of values of a range", count);
+    return x;
+}
+
+// Expands the range's latents; in backward dK = dV = 0.
+static void range_begin(const Visit *v, const LatentAttention *x) {
+    const Shapes *d = &v->layer->shape;
+    const size_t bytes = x->range.count * d->Q * d->summed;
+    latents_expand(v, x->range, x->of, x->product);
+    if (x->dq) v->s->ops->zero(x->of.dk, bytes), v->s->ops->zero(x->of.dv, bytes);
 }
 
 // Runs the attention op on the range, for the chunk's queries from row `row` on.
@@ -153,13 +225,14 @@ static void latent_op(const Visit *v, const LatentAttention *x, const AttentionS
     const Shapes *d = &v->layer->shape;
     const Activations *a = x->a;
     const size_t from = x->range.begin, bytes = d->Q * d->stored;
-    const Stored *k = (const Stored *)token_0(x->k, from, bytes), *values = (const Stored *)token_0(x->v, from, bytes);
+    const Stored *k = (const Stored *)token_0(x->of.k, from, bytes),
+                 *values = (const Stored *)token_0(x->of.v, from, bytes);
     Summed *sums = x->sums ? summed_row(s, x->sums, row, d->Q) : NULL, *lse = summed_row(s, a->lse, row, d->NH);
     Stored *q = stored_row(s, a->q, row, d->Q), *out = stored_row(s, a->attention_out, row, d->Q);
     if (x->dq)
         s->ops->attention_backward(
-            sums ? (void *)sums : stored_row(s, x->dq, row, d->Q), (Summed *)token_0(x->dk, from, d->Q * d->summed),
-            (Summed *)token_0(x->dv, from, d->Q * d->summed), stored_row(s, x->dattention_out, row, d->Q), out, q, k,
+            sums ? (void *)sums : stored_row(s, x->dq, row, d->Q), (Summed *)token_0(x->of.dk, from, d->Q * d->summed),
+            (Summed *)token_0(x->of.dv, from, d->Q * d->summed), stored_row(s, x->dattention_out, row, d->Q), out, q, k,
             values, lse, shape, x->scratch);
     else
         s->ops->attention_forward(sums ? (void *)sums : out, lse, q, k, values, shape, x->scratch);
@@ -190,9 +263,9 @@ static void latent_spans(const Visit *v, LatentAttention *x, Spans spans, size_t
         const KeyRange keys = {done, done + x->range.count};
         spans.pairs = 0;
         for (size_t i = 0; i < spans.count; i++) spans.pairs += span_pairs(spans.span[i], keys, 0);
-        latents_expand(v, x);
+        range_begin(v, x);
         latent_calls(v, x, spans, row, calls, done == seen.begin);
-        if (x->dq) latents_fold(v, x);
+        if (x->dq) latents_fold(v, x->range, x->of, x->product, latent_range(v->s));
     }
 }
 
@@ -205,13 +278,13 @@ static int counts_ranges(const Visit *v) {
 static void latent_count(const Visit *v, LatentAttention *x, Spans spans) {
     StreamBP *s = v->s;
     const Range chunks = {v->c.token, (size_t)v->c.times * v->c.n};
-    const double seen = latents_seen(s->now.batch, chunks, v->c.n);
+    const double seen = latents_seen(s->now.batch, chunks, v->c.n, 0);
     const size_t end = v->c.token + v->c.n, count = latent_range(s); // ranks' chunks differ: the most of any
     x->range.begin = max_size(end, count) - count, x->range.count = count;
     const double times = s->memory.walk.chunks / s->memory.walk.layers; // that the visit of c counts now
     walk_count(&s->memory.walk, s->ops, times / v->c.times * seen / (double)count);
-    latents_expand(v, x);
-    if (x->dq) latents_fold(v, x);
+    range_begin(v, x);
+    if (x->dq) latents_fold(v, x->range, x->of, x->product, count);
     walk_count(&s->memory.walk, s->ops, times);
     latent_calls(v, x, spans, 0, 0, 1);
 }

@@ -150,7 +150,7 @@ typedef struct {
     double states_again;     // tokens of a linear layer whose states are recomputed (linear_memory.h)
     double states_below;     // and those below level 0 alone
     double tails;            // shared sequences (scan.h): last tokens of ranges
-    double latents;          // latent attention: tokens whose keys and values a forward pass expands in a layer
+    double latents;          // latent attention: tokens that a pass over a layer expands, counted each time
 } PassSize;
 
 static PassSize pass_size(const RunSettings *settings, const Batch *texts) {
@@ -167,13 +167,18 @@ static PassSize pass_size(const RunSettings *settings, const Batch *texts) {
         again[layer_kind(config, l)] += times * (linear ? 1 : (double)query_width(config, l));
     }
     size.linear = again[LAYER_LINEAR];
+    size_t end = 0; // of the rank's earlier range
     for (size_t half = 0; half < 2; half++) {
         const Range own = sequence_part(batch->N, S, rank, half);
         const size_t longest = sequence_part(batch->N, S, rank, 0).count; // the first half is not shorter
         const size_t chunk = min_size(settings->chunk ? settings->chunk : ops_device->chunk, max_size(longest, 1));
         size.tokens += (double)own.count;
         const int cut = method_has_chunks(settings->method) && settings->method != METHOD_MST;
-        if (config->kv_lora_rank) size.latents += latents_seen(batch, own, cut ? chunk : max_size(longest, 1));
+        const int by_ranges = expands_ranges_of(settings);
+        if (config->kv_lora_rank)
+            size.latents +=
+                latents_seen(batch, own, by_ranges && cut ? chunk : max_size(longest, 1), by_ranges ? 0 : end);
+        end = own.begin + own.count;
         size.elements += attention_elements(config, batch, own);
         size.elements_again += again[LAYER_FULL] * range_pairs(batch, own, 0);
         if (again[LAYER_WINDOW] > 0)
@@ -200,16 +205,26 @@ static double flops_restored(const RunSettings *settings, const Batch *batch) {
                product_flops(settings, settings->lora, layer_restores_attention, KEY_VALUE_UP, KEY_VALUE_UP).forward;
 }
 
-// Counts the products that expand latents, once for each chunk that sees a token; in backward they are computed again,
-// and folded.
+// Counts the products that expand latents: of each token once, or once for each chunk that sees it. In backward they are
+// computed again, and folded.
 static double flops_latents(const RunSettings *settings, const Lora *lora, const PassSize *size, int backward) {
     const ProductFlops each = product_flops(settings, lora, NULL, KEY_VALUE_UP, KEY_VALUE_UP);
     double flops = each.forward;
     if (backward) flops += each.backward;
+    if (backward && method_recomputes(settings->method) && expands_ranges_of(settings))
+        flops += product_flops(settings, lora, layer_attends_again, KEY_VALUE_UP, KEY_VALUE_UP).forward;
     if (backward && method_recomputes(settings->method))
-        flops += product_flops(settings, lora, layer_attends_again, KEY_VALUE_UP, KEY_VALUE_UP).forward +
-                 product_flops(settings, lora, layer_restores_attention, KEY_VALUE_UP, KEY_VALUE_UP).forward;
+        flops += product_flops(settings, lora, layer_restores_attention, KEY_VALUE_UP, KEY_VALUE_UP).forward;
     return size->latents * flops;
+}
+
+// Counts the FLOPs of a pass that expand latents and fold their gradients.
+static double flops_expansion(const RunSettings *settings, const Batch *batch) {
+    const PassSize size = pass_size(settings, batch);
+    const double forward = flops_latents(settings, settings->lora, &size, 0);
+    const double again = method_is_chunk_major(settings->method) ? forward : 0; // in pass 2
+    const double share = settings->method == METHOD_SPACO ? settings->sparse.keep : 1;
+    return forward + (settings->backward ? share * (again + flops_latents(settings, settings->lora, &size, 1)) : 0);
 }
 
 // Counts, per token, the products from which linear attention's states follow, in the layers `chosen`.

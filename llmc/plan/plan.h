@@ -46,6 +46,7 @@ typedef struct {
     int gpu;                  // 1: plan for a GPU, with any linked op set
     ReferenceModel reference; // reference whose forward pass precedes each micro-batch
     int ring;                 // see StreamBP.ring
+    int latent_ranges;        // see Setup.latent_ranges; chunk-major methods count as 1
     Keeping keep;             // what each layer keeps; zeros: nothing. off 0 with a place off-device: all layers
     AttentionChoice attention;
     Sparse sparse;       // for method spaco; a plan ignores drawn and seed
@@ -74,12 +75,18 @@ static Keeping run_keeping(const RunSettings *settings) {
     return keep;
 }
 
+// Tells whether latents are expanded by ranges: chunk-major methods have the latents of all layers at a time.
+static int expands_ranges_of(const RunSettings *settings) {
+    return settings->latent_ranges || method_is_chunk_major(settings->method);
+}
+
 // Decides what is fixed for the run. The caller frees the result. Device memory: frequency, [2] for the kinds of
 // layers; router_bias
 static const Setup *setup_make(const RunSettings *settings, const Ops *ops, float *const frequency[2],
                                float *router_bias, size_t longest) {
     Setup *setup = (Setup *)checked_calloc(1, sizeof(*setup), "the setup of a run");
     setup->method = settings->method, setup->ring = settings->ring && !settings->model->config.kv_lora_rank;
+    setup->latent_ranges = expands_ranges_of(settings);
     setup->objective = settings->objective;
     setup->teacher_k = settings->teacher_k, setup->top_k = settings->top_k, setup->vocabulary = settings->vocabulary;
     if (setup->objective.temperature.divisor == 0) setup->objective.temperature.divisor = 1; // no temperature was set

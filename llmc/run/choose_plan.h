@@ -1,5 +1,5 @@
 /*
-Chooses what the options leave open so that the plan of the largest sequence fits: chunk, places, method, workspaces,
+Chooses what the options leave open so that the plan of the largest sequence fits: chunk, latents, places, method, workspaces,
 slots. Allocates nothing.
 */
 #ifndef LLMC_CHOOSE_PLAN_H
@@ -57,6 +57,7 @@ static Search run_search(const Run *run, size_t limit) {
                          ~run->barred;
     c.ring = o->kv == KEYS_AUTO && world_sp(world) > 1 && !run->model.config.kv_lora_rank;
     const int measured = !options_train(o) && option_given(o, "method"); // bp measures a named method as it is
+    c.latent_ranges = o->latents == LATENTS_AUTO && run->model.config.kv_lora_rank;
     c.keep = o->keep.word == KEEP_AUTO && c.open.backward && method_recomputes(c.open.method) && !measured;
     c.spare = on_cpu && !plans && !o->memory_limit ? 0.25 : 0; // other programs use this memory too
     c.defers = o->update == UPDATE_AUTO && c.open.optimizer;

@@ -425,6 +425,7 @@ static void report_planned(const Run *run) {
                 world_sp(w), w.zero, s->ring && world_sp(w) > 1 ? ", keys and values passed around" : "");
     fprintf(out, "; %s", method_text(run));
     report_chunk(out, run);
+    if (run->model.config.kv_lora_rank) fprintf(out, ", latents by %s", latents_text(s));
     if (s->keep.level) fprintf(out, ", %s kept", keep_text(s));
     if (s->defers) fputs(", update in forward", out);
     if (s->rollout_slots) fprintf(out, ", %zu texts at a time", s->rollout_slots);
@@ -491,6 +492,7 @@ static void report_method_json(JsonOut *json, const Run *run) {
     if (run->settings.method == METHOD_SPACO) json_number(json, "keep_chunks", run->settings.sparse.keep);
     json_size(json, "chunk", run->plan.chunk);
     json_size(json, "logits_chunk", run->plan.logits_chunk);
+    if (run->model.config.kv_lora_rank) json_text(json, "latents", latents_text(&run->settings));
 }
 
 // Writes rows and query-key pairs of documents that share prefixes into an open object: of all data, or of the shape of

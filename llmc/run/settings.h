@@ -213,6 +213,12 @@ static void settings_name_places(RunSettings *settings, const Options *o) {
     if (settings->ring && settings->model->config.kv_lora_rank)
         die_usage("--kv ring: %s has latents in place of keys and values, which ranks gather; give --kv gather",
                   settings->model->config.family->name);
+    settings->latent_ranges = o->latents == LATENTS_RANGES;
+    if (o->latents != LATENTS_AUTO && !settings->model->config.kv_lora_rank)
+        die_usage("--latents: %s has keys and values, no latents; leave it out", settings->model->config.family->name);
+    if (o->latents == LATENTS_LAYER && method_is_chunk_major(o->method))
+        die_usage("--latents layer: --method %s has the latents of all layers at a time; give --latents ranges",
+                  method_names[o->method]);
     const size_t L = settings->model->config.num_hidden_layers, layers = o->keep.layers < L ? o->keep.layers : 0;
     const size_t off = o->keep_on.layers < (layers ? layers : L) ? o->keep_on.layers : 0; // 0: all
     const Keeping nothing = {LEVEL_NONE, 0, 0}, keep = {(KeepLevel)o->keep.word, layers, off};
@@ -341,6 +347,9 @@ static RunSettings settings_from_options(const Options *o, const Model *model, c
     if (stored == DTYPE_FP64 && o->moments != MOMENTS_INT8) settings.moment_type = DTYPE_FP64;
     return settings;
 }
+
+// Returns how latents are expanded, as --latents takes it.
+static const char *latents_text(const RunSettings *s) { return expands_ranges_of(s) ? "ranges" : "layer"; }
 
 // Returns what a run keeps, as --keep takes it, and where, as --keep-on takes it.
 static const char *keep_text(const RunSettings *s) {

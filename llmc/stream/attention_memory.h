@@ -100,6 +100,17 @@ static void push_key_value_gradients(StreamBP *s) {
     s->kv.dv = push_summed(s, SHARE_KV, "gradient of values of one layer", keys_of_layers(s, VALUES, 0));
 }
 
+// Pushes keys and values of all heads and tokens, for a layer whose latents are expanded once a pass.
+static void push_head_keys(StreamBP *s, const Shapes *d) {
+    const size_t count = s->now.N * d->Q;
+    HeadKeys *heads = &s->kv.heads;
+    heads->k = push_stored(s, SHARE_KV, "keys of a layer's heads", count);
+    heads->v = push_stored(s, SHARE_KV, "values of a layer's heads", count);
+    if (s->now.pass != PASS_BACKWARD) return;
+    heads->dk = push_summed(s, SHARE_KV, "gradient of keys of a layer's heads", count);
+    heads->dv = push_summed(s, SHARE_KV, "gradient of values of a layer's heads", count);
+}
+
 /*
 Shared keys: the last layers may read K, V of an earlier layer (num_kv_shared_layers). One layer of each kind lends its
 K, V, which stay from its forward to its backward. A single process stores the lent K, V of all tokens, whatever the
@@ -195,6 +206,9 @@ static void zero_key_value_gradients(const StreamBP *s, size_t l, size_t rows) {
     const Shapes *d = &layer_of(s, l)->shape;
     s->ops->zero(s->kv.dk, rows * d->KV * d->summed);
     s->ops->zero(s->kv.dv, rows * d->VV * d->summed);
+    if (!s->kv.heads.dk) return;
+    s->ops->zero(s->kv.heads.dk, s->now.N * d->Q * d->summed);
+    s->ops->zero(s->kv.heads.dv, s->now.N * d->Q * d->summed);
 }
 
 // ---- the window's slide ---------------------------------------------------------------------------------------------

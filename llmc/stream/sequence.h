@@ -70,12 +70,12 @@ static KeyRange keys_seen(const Batch *batch, size_t token, size_t n) {
     return seen;
 }
 
-// Returns the tokens that the chunks of a range expand.
-static double latents_seen(const Batch *batch, Range range, size_t chunk) {
+// Returns the tokens that the chunks of a range expand, if each chunk expands what it sees from token `first` on.
+static double latents_seen(const Batch *batch, Range range, size_t chunk, size_t first) {
     double tokens = 0;
     for (size_t done = 0; done < range.count; done += chunk) {
         const KeyRange keys = keys_seen(batch, range.begin + done, min_size(chunk, range.count - done));
-        tokens += (double)(keys.end - keys.begin);
+        tokens += (double)(keys.end - max_size(keys.begin, first));
     }
     return tokens;
 }
@@ -155,6 +155,16 @@ static size_t logits_chunk_count(const StreamBP *s) {
 }
 static Chunk logits_chunk_at(const StreamBP *s, size_t index) {
     return chunk_of_size(s, index, effective_chunk(s, s->setup->logits_chunk));
+}
+
+// Returns the tokens that the index-th chunk is the first of this rank's chunks to see. Dry run: that the chunks which
+// it counts for are the first to see.
+static Range tokens_first_seen(const StreamBP *s, size_t index) {
+    const Chunk c = chunk_at(s, index), before = chunk_at(s, index ? index - 1 : 0);
+    const size_t first = index ? before.token + (size_t)before.times * before.n : 0;
+    Range part = {max_size(keys_seen(s->now.batch, c.token, c.n).begin, first), 0};
+    part.count = c.token + (size_t)c.times * c.n - part.begin;
+    return part;
 }
 
 // Begins the work on chunk c: the following ops count c.times times.

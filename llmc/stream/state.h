@@ -87,6 +87,12 @@ typedef struct {
     size_t row;    // the first query's row within the chunk
 } TreeCall;
 
+// Latent attention: keys and values of all heads, which latents expand to, and in backward their gradients
+typedef struct {
+    Stored *k, *v;   // [tokens,NH*HD]
+    Summed *dk, *dv; // [tokens,NH*HD]
+} HeadKeys;
+
 // Keys and values of a layer, or of every layer (attention_memory.h)
 typedef struct {
     Stored *k, *v;    // [rows,NKV*HD]  keys after QK-norm and RoPE; values
@@ -99,6 +105,8 @@ typedef struct {
     size_t staged;    // generation: tokens from here on lie after all layers' keys, one layer at a time; 0: none
     TextSlots slots;  // generation: texts and most tokens of each
     Range halo[2];    // shared sequences, layers with a window: tokens stored for each range (window_range_of_rank)
+    HeadKeys heads;   // latent attention: of all tokens of the layer; NULL: of a range at a time
+    size_t expanded;  // chunks whose own latents `heads` holds expanded
 } KeyValue;
 
 // Keys and values that other layers read, and the sums of their gradients (attention_memory.h)
@@ -177,6 +185,7 @@ typedef struct {
     Method method;
     size_t chunk, logits_chunk; // in tokens; capped by effective_chunk
     int ring;                   // shared sequences: full-attention layers run ring attention
+    int latent_ranges;          // 1: latents are expanded for a range of tokens at a time, again for each chunk
     Objective objective;
     size_t teacher_k;            // objective distill: tokens of a teacher for each target
     size_t top_k, vocabulary;    // likeliest tokens to find in forward passes, of these ids; 0: none

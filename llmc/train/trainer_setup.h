@@ -311,6 +311,8 @@ static void trainer_settings(Trainer *t) {
     add_setting(t, "the last chunk", SETTING_ROUNDS, "%s", even ? "at least an eighth" : "what is left")->absent =
         "what is left";
     add_setting(t, "--logits-chunk", SETTING_ROUNDS, "%zu", t->run.plan.logits_chunk);
+    if (t->run.model.config.kv_lora_rank)
+        add_setting(t, "--latents", SETTING_ROUNDS, "%s", latents_text(&t->run.settings))->absent = "ranges";
     if (t->run.attention)
         add_setting(t, ATTENTION_SETTING, SETTING_ROUNDS, "%s,deterministic=%s," WORKSPACE_SETTING "%zu",
                     t->run.attention, option_chosen(o, "deterministic"), t->run.settings.attention.workspace)
@@ -440,6 +442,8 @@ static void trainer_keep_choices(Trainer *t, const char *last) {
         o->chunk = strtoull(run_state_setting(last, "--chunk"), NULL, 10);
         if (!o->logits_chunk) o->logits_chunk = strtoull(run_state_setting(last, "--logits-chunk"), NULL, 10);
     }
+    if (o->latents == LATENTS_AUTO && t->run.model.config.kv_lora_rank && !method_is_chunk_major(o->method))
+        o->latents = !strcmp(run_state_setting(last, "--latents"), "layer") ? LATENTS_LAYER : LATENTS_RANGES;
     if (o->kv == KEYS_AUTO && o->sp != 1 && strtoull(shared, NULL, 10) == o->sp) // with --sp auto, o->sp is 0
         o->kv = strstr(shared, "ring") ? KEYS_RING : KEYS_GATHER;
     if (o->keep.word == KEEP_AUTO && level_changes_bits(&t->run.model.config)) {

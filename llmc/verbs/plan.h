@@ -84,6 +84,12 @@ static void plan_print_memory(FILE *out, const PlanResult *r) {
     if (w->longest) fprintf(out, "longest   --seq-len %zu\n", w->longest);
 }
 
+// Returns the FLOPs that expand and fold latents, relative to attention's.
+static double plan_latent_share(const PlanResult *r) {
+    const OpCounts *c = &r->plan.run.plan.counts;
+    return flops_expansion(&r->plan.run.settings, &r->bounds.shape) / (c->attention_forward + c->attention_backward);
+}
+
 // Prints time, speed and the planner's choices.
 static void plan_print_step(FILE *out, const PlanResult *r) {
     const Run *run = &r->plan.run;
@@ -103,6 +109,8 @@ static void plan_print_step(FILE *out, const PlanResult *r) {
                 r->bounds.no_estimate ? "; no time: " : "", r->bounds.no_estimate ? r->bounds.no_estimate : "");
     fprintf(out, "chosen    %s, %s", dtype_name(run->model.dtype), method_text(run));
     report_chunk(out, run);
+    if (run->model.config.kv_lora_rank)
+        fprintf(out, ", latents by %s (%.2g %% of attention's FLOPs)", latents_text(s), 100 * plan_latent_share(r));
     if (s->inputs_every > 1) fprintf(out, ", inputs of one layer in %zu", s->inputs_every);
     if (s->keep.level) fprintf(out, ", %s kept", keep_text(s));
     if (s->defers) fputs(", update in the next forward pass", out);
@@ -230,6 +238,7 @@ static void plan_result_json(const PlanResult *r, const DataLoader *data) {
     const size_t host = run_search(run, limit).limits.bytes[PLACE_HOST];
     if (host < SIZE_MAX) json_size(&json, "usable_host_bytes", host);
     report_work_json(&json, run, passes * run->plan.counts.flops, step.model_flops);
+    if (run->model.config.kv_lora_rank) json_number(&json, "latent_share", plan_latent_share(r));
     if (r->bounds.shape.tree) report_shared_json(&json, data, &r->bounds.shape);
     if (machine) report_estimate_json(&json, run, machine, &r->plan.estimate);
     if (r->lengths.levels) lengths_json(&json, &r->lengths);

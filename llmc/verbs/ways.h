@@ -195,6 +195,7 @@ static void way_echo(FILE *out, const WayToTrain *w, int wrap) {
         option_type_size(&o, "chunk", s->chunk ? s->chunk : w->run.plan.chunk);
         option_type_size(&o, "logits-chunk", s->logits_chunk ? s->logits_chunk : w->run.plan.logits_chunk);
     }
+    if (c->kv_lora_rank) option_type(&o, "latents", latents_text(s));
     option_type(&o, "keep", keep_text(s));
     option_type(&o, "update", s->defers ? "forward" : "now");
     if (world_sp(s->world) > 1) option_type(&o, "kv", s->ring ? "ring" : "gather");

@@ -533,6 +533,40 @@ TEST(keeps_what_fits) {
     batch_free(&shape), lora_free(&run.lora), model_free(&run.model);
 }
 
+// Latents are expanded once a pass over a layer where keys and values of all tokens fit, else by ranges in large chunks:
+// at most 12 % of attention's FLOPs, of which folding is a quarter.
+TEST(expanded_latents_are_cheap) {
+    static const struct {
+        const char *machine, *tokens;
+        int ranges;
+    } cases[] = {{"--machine=h100", "--seq-len=65536", 0},
+                 {"--machine=h100", "--seq-len=307200", 0},
+                 {"--machine=rtx4090,host=96GiB", "--seq-len=614400", 1},
+                 {"--machine=rtx4090,host=96GiB", "--seq-len=1228800", 1}};
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        char *argv[] = {(char *)"train",
+                        (char *)"plan",
+                        (char *)cases[i].machine,
+                        (char *)cases[i].tokens,
+                        (char *)"--init=glm4.7-flash",
+                        (char *)"--dtype=bf16",
+                        (char *)"--base=nf4",
+                        (char *)"--lora-rank=16"};
+        Run run;
+        Options o = options_parse(COUNT_OF(argv), argv);
+        run_open(&run, &o, NULL);
+        Batch shape = batch_shape(regular_bound(1, o.seq_len));
+        run_plan(&run, &shape, machine_usable_bytes(machine_from_options(&o)));
+        const OpCounts *counts = &run.plan.counts;
+        const double share =
+            flops_expansion(&run.settings, &shape) / (counts->attention_forward + counts->attention_backward);
+        test_case("%s, %s: chunk %zu, %.3g of attention", cases[i].machine, cases[i].tokens, run.plan.chunk, share);
+        assert_int_equal(run.settings.latent_ranges, cases[i].ranges);
+        if (!(share <= 0.12)) test_fail("more than 0.12");
+        batch_free(&shape), storage_free(&run.storage), lora_free(&run.lora), model_free(&run.model);
+    }
+}
+
 // Returns the logits chunk that a pass of one document of 16,384 tokens takes with a limit. Checks its plan.
 static size_t logits_chunk_chosen(const char *option, size_t limit) {
     char *argv[] = {(char *)"train",

@@ -351,6 +351,7 @@ static RunSettings tiny_settings(const TinyCase *c, Method method, size_t chunk,
     RunSettings settings = c->settings;
     settings.model = &c->model, settings.lora = c->lora.rank ? &c->lora : NULL;
     settings.method = method, settings.chunk = chunk, settings.logits_chunk = logits_chunk;
+    settings.latent_ranges = chunk % 2; // both ways, in tests of several chunk sizes
     return settings;
 }
 

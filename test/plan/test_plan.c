@@ -62,7 +62,7 @@ static size_t methods_of(const Model *model) { return model->config.num_kv_share
 static RunSettings pass_settings(const Model *model, size_t method, size_t chunk, int backward) {
     RunSettings settings = {0};
     settings.model = model, settings.method = (Method)method;
-    settings.chunk = chunk, settings.logits_chunk = chunk ? 1 + chunk / 2 : 0;
+    settings.chunk = chunk, settings.logits_chunk = chunk ? 1 + chunk / 2 : 0, settings.latent_ranges = chunk % 2;
     settings.backward = backward, settings.gradient_type = model->dtype;
     return settings;
 }

@@ -676,6 +676,8 @@ def trial(seed, number, names, work, verbose):
         counted[0], counted[-1] = 0, 1  # some target of each counts
     data = write_shard(work, documents, counts, text.vocab_size)
     chunks = ["--chunk", method[1], "--logits-chunk", chunk] if method[1] else []
+    if getattr(text, "kv_lora_rank", None) and method[0] != "seco":
+        chunks += ["--latents", random.Random(f"{seed} {number} latents").choice(["layer", "ranges"])]
     command = ["bp", "--model", folder, "--data", data, "--any-tokenizer", "--seq-len", max(lengths), "--batch", len(lengths), "--method",
                method[0], *chunks, *every, *routers, "--threads", 1, "--json", "--quiet", "--grads-out"]
     out = json.loads(ours(*command, work / "grads.safetensors", *keep))

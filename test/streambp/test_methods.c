@@ -338,7 +338,7 @@ static void saving_changes_nothing(TinyCase *c, size_t chunk, const Batch *batch
         Q += layer_kind(config, l) <= LAYER_WINDOW ? shapes_in(&c->model, layer_form(config, l)).Q : 0;
     bytes = (N * Q * d.stored + 255) / 256 * 256 + (N * layers * d.NH * d.summed + 255) / 256 * 256;
     const Range all = {0, N};
-    const double expanded = d.low ? latents_seen(&batches[0], all, chunk ? chunk : N) : 0; // latents
+    const double expanded = d.low ? latents_seen(&batches[0], all, chunk ? chunk : N, 0) : 0; // latents
     RunSettings settings = tiny_settings(c, method, chunk, 11);
     settings.backward = 1;
     const Plan without = plan_make(&settings, &batches[0]);
@@ -351,7 +351,8 @@ static void saving_changes_nothing(TinyCase *c, size_t chunk, const Batch *batch
             tiny_expect_same(&c->model, found, expected, bound(), 0, 0.01);
         else
             tiny_expect_bits(found, expected, keep == 1 ? "the device" : "host memory");
-        const double latents = expanded * 2 * (double)(d.L * d.KV * d.NH * (2 * d.HD - d.shared_key));
+        const double latents =
+            settings.latent_ranges * expanded * 2 * (double)(d.L * d.KV * d.NH * (2 * d.HD - d.shared_key));
         if (plan.counts.flops != without.counts.flops - without.counts.attention_forward / 2 - latents ||
             plan.counts.attention_forward != without.counts.attention_forward / 2)
             test_fail("%.17g operations, %.17g without, of which %.17g for attention forward", plan.counts.flops,
@@ -489,6 +490,38 @@ TEST(experts_read_what_they_keep) {
         free(full.gradient);
         tiny_case_free(&c);
     }
+}
+
+// ---- latent attention -----------------------------------------------------------------------------------------------
+static size_t expanded;
+
+static void counted_expand(Stored *k, Stored *v, const Stored *kv, const Stored *shared, size_t n, size_t heads,
+                           size_t head, size_t width) {
+    ops_device->latent_expand(k, v, kv, shared, n, heads, head, width);
+    expanded += n;
+}
+
+// A pass over a layer expands each latent once, or by ranges once for each chunk that sees it; both in one chunk of all
+// tokens, too. Backward attends again below --keep attention. Documents end within and between chunks.
+TEST(latents_are_expanded_as_counted) {
+    static const size_t chunks[] = {0, 6, 7, 23, 46}, length[] = {23, 9, 14};
+    TinyCase c = tiny_case(TINY_LATENT, 0);
+    c.batch = tiny_batch(length, 3, c.model.config.vocab_size, 1, 5);
+    const Range all = {0, c.batch.N};
+    Ops ops = *ops_device;
+    ops.latent_expand = counted_expand;
+    for (size_t i = 0; i < COUNT_OF(chunks) * 4; i++) {
+        const size_t chunk = chunks[i / 4], keep = i % 2;
+        RunSettings settings = tiny_settings(&c, chunk ? METHOD_STREAM : METHOD_CHECKPOINT, chunk, 11);
+        settings.latent_ranges = i / 2 % 2, settings.keep.level = keep ? LEVEL_ATTENTION : LEVEL_NONE;
+        test_case("chunk %zu, by ranges %d, keep %zu", chunk, settings.latent_ranges, keep);
+        expanded = 0;
+        free(tiny_run_on(&ops, settings, c.weights, &c.batch, 1).gradient);
+        const double once = latents_seen(&c.batch, all, settings.latent_ranges && chunk ? chunk : c.batch.N, 0);
+        const double times = settings.latent_ranges && !keep ? 3 : 2;
+        assert_int_equal(expanded, times * once * (double)c.model.config.num_hidden_layers);
+    }
+    tiny_case_free(&c);
 }
 
 // ---- linear attention -----------------------------------------------------------------------------------------------
