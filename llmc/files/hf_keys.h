@@ -24,11 +24,12 @@ static void hf_set(Config *config, const char *name, const cJSON *item, const ch
 // Names of the number of experts in config.json; the first name is written
 static const char *const hf_expert_names[][2] = {{"num_experts", "num_local_experts"},
                                                  {"num_local_experts", "num_experts"},
-                                                 {"n_routed_experts", "num_local_experts"}};
+                                                 {"n_routed_experts", "num_local_experts"},
+                                                 {"num_local_experts", "num_local_experts"}};
 
 static const char *const *hf_names_of_experts(const Family *family) {
-    const int local = family->names.router || family->expert_columns || family->shared_dense;
-    return hf_expert_names[family_has_shared(family) ? 2 : local];
+    if (family->shared_dense) return hf_expert_names[3];
+    return hf_expert_names[family_has_shared(family) ? 2 : family->names.router || family->expert_columns];
 }
 
 // Reads mlp_only_layers, a list of layers without experts.

@@ -45,7 +45,7 @@ NORMS = classes("""llama.LlamaRMSNorm mistral.MistralRMSNorm ministral.Ministral
     glm4.Glm4RMSNorm qwen3_moe.Qwen3MoeRMSNorm mixtral.MixtralRMSNorm glm4_moe.Glm4MoeRMSNorm granite.GraniteRMSNorm
     gpt_oss.GptOssRMSNorm seed_oss.SeedOssRMSNorm hunyuan_v1_dense.HunYuanDenseV1RMSNorm ernie4_5.Ernie4_5RMSNorm
     lfm2.Lfm2RMSNorm lfm2_moe.Lfm2MoeRMSNorm lfm3.Lfm3RMSNorm
-    olmo_hybrid.OlmoHybridRMSNorm
+    olmo_hybrid.OlmoHybridRMSNorm granitemoehybrid.GraniteMoeHybridRMSNorm bamba.BambaRMSNorm
     glm4_moe_lite.Glm4MoeLiteRMSNorm""")
 OFFSET_NORMS = classes("""gemma3.Gemma3RMSNorm qwen3_5.Qwen3_5RMSNorm qwen3_5_moe.Qwen3_5MoeRMSNorm
     qwen3_next.Qwen3NextRMSNorm muse_glimmer.MuseGlimmerTextCenteredRMSNorm""")
@@ -55,7 +55,7 @@ CASTING = classes("""qwen3_5.Qwen3_5GatedDeltaNet qwen3_5_moe.Qwen3_5MoeGatedDel
     qwen3_next.Qwen3NextTopKRouter muse_glimmer.MuseGlimmerRMSNorm
     olmo_hybrid.OlmoHybridGatedDeltaNet
     glm4_moe_lite.Glm4MoeLiteTopkRouter nemotron_h.NemotronHForCausalLM
-    granitemoehybrid.GraniteMoeHybridForCausalLM bamba.BambaForCausalLM""")
+    granitemoehybrid.GraniteMoeHybridMambaLayer granitemoehybrid.GraniteMoeHybridTopKRouter bamba.BambaMixer""")
 Gemma4TextRouter, *SigmoidRouters = classes("""gemma4.Gemma4TextRouter glm4_moe.Glm4MoeTopkRouter
     glm4_moe_lite.Glm4MoeLiteTopkRouter nemotron_h.NemotronHTopkRouter""")
 
