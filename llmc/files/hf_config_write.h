@@ -28,8 +28,8 @@ static int hf_is_null(const Config *config, const ConfigKey *key) {
 }
 
 // Writes the keys of the top level or of an object of rotary positions. Keys of scaling go to the object; rope_theta
-// and partial_rotary_factor go to the top level and to rope_parameters. Separate functions write windows and layer
-// types. GPT-2's keys have the names of GPT-2's class.
+// and partial_rotary_factor go to the top level and to rope_parameters, in Mamba-2's families to every object. Separate
+// functions write windows and layer types. GPT-2's keys have the names of GPT-2's class.
 static void hf_put_keys(JsonOut *json, const Config *config, HfLevel level) {
     for (const ConfigKey *key = config_keys; key < config_keys + CONFIG_KEYS; key++) {
         const void *field = (const char *)config + key->offset;
@@ -43,7 +43,8 @@ static void hf_put_keys(JsonOut *json, const Config *config, HfLevel level) {
         if (!config_uses_key(config, key) || !hf_has_key(config->family, key->name) ||
             text_is_one_of(key->name, "rope_type|layer_types|sliding_window|activation_function"))
             continue;
-        if (rotary ? level == HF_ROPE_SCALING : (level != HF_TOP) != (key->scaling != 0)) continue;
+        const int apart = level == HF_ROPE_SCALING && !family_expands(config->family); // Bamba: not the class's 0.5
+        if (rotary ? apart : (level != HF_TOP) != (key->scaling != 0)) continue;
         if (rotary && level == HF_TOP && config->family->proportional) continue; // written only in rope_parameters
         if (!strcmp(key->name, "num_experts")) name = hf_names_of_experts(config->family)[0];
         if (hf_is_null(config, key))

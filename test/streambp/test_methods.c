@@ -38,7 +38,7 @@ static const char *const models[] = {
     TINY_SHAPES,
     TINY_MAMBA,
     TINY_GRANITE,
-    TINY_GRANITE ",layer_types=lf,num_experts=0,tie_word_embeddings=true",
+    TINY_GRANITE_DENSE,
     TINY_BAMBA,
     // experts: one for each token, weights that do not add up to 1; all of them
     TINY_MIXED,
