@@ -307,8 +307,8 @@ static void adapter_short_name(const Family *family, size_t module, char name[64
         while (begin && whole[--begin] != '.') continue;
         snprintf(name, 64, "%s", whole + begin + (whole[begin] == '.'));
         named = 0;
-        for (size_t i = 0; (other = lora_module(family, i)) != NULL; i++)
-            named += lora_names_module(other, name, strlen(name));
+        for (size_t i = 0; (other = lora_module(family, i)) != NULL; i++) // two kinds of layers may share the name
+            named += i == module || (strcmp(other, whole) && lora_names_module(other, name, strlen(name)));
     }
 }
 

@@ -265,6 +265,7 @@ static Config hf_config_read(const char *path, char *remark, size_t remark_size)
     }
     if (root != whole) hf_read_tied(&config, whole, root, path);
     hf_read_branches(&config, root, path);
+    if (family_expands(family)) hf_read_mamba(&config, root, path);
     hf_check_required(&config, path);
     if (!family->learned_positions && !hf_has_no_rope(family, root) && !family->bare_attention)
         hf_read_rope(&config, root, path);

@@ -20,7 +20,7 @@ typedef enum { HF_TOP, HF_ROPE_SCALING, HF_ROPE_PARAMETERS } HfLevel;
 // Tells whether a key is written as null: a value of 0 that means "none", and keys of experts in a model without
 // experts.
 static int hf_is_null(const Config *config, const ConfigKey *key) {
-    if (!strcmp(key->name, "rope_theta")) return config_has_no_rope(config);
+    if (!strcmp(key->name, "rope_theta")) return config_has_no_rope(config) && config->family->linear_pre_norms;
     if (!strcmp(key->name, "final_logit_softcapping")) return config->final_logit_softcapping == 0;
     if (!strcmp(key->name, "num_global_key_value_heads")) return !config->num_global_key_value_heads;
     return config->family->experts_beside && !config->num_experts &&
@@ -28,8 +28,8 @@ static int hf_is_null(const Config *config, const ConfigKey *key) {
 }
 
 // Writes the keys of the top level or of an object of rotary positions. Keys of scaling go to the object; rope_theta
-// and partial_rotary_factor go to the top level and to rope_parameters. Separate functions write windows and layer
-// types. GPT-2's keys have the names of GPT-2's class.
+// and partial_rotary_factor go to the top level and to rope_parameters, in Mamba-2's families to every object. Separate
+// functions write windows and layer types. GPT-2's keys have the names of GPT-2's class.
 static void hf_put_keys(JsonOut *json, const Config *config, HfLevel level) {
     for (const ConfigKey *key = config_keys; key < config_keys + CONFIG_KEYS; key++) {
         const void *field = (const char *)config + key->offset;
@@ -43,7 +43,8 @@ static void hf_put_keys(JsonOut *json, const Config *config, HfLevel level) {
         if (!config_uses_key(config, key) || !hf_has_key(config->family, key->name) ||
             text_is_one_of(key->name, "rope_type|layer_types|sliding_window|activation_function"))
             continue;
-        if (rotary ? level == HF_ROPE_SCALING : (level != HF_TOP) != (key->scaling != 0)) continue;
+        const int apart = level == HF_ROPE_SCALING && !family_expands(config->family); // Bamba: not the class's 0.5
+        if (rotary ? apart : (level != HF_TOP) != (key->scaling != 0)) continue;
         if (rotary && level == HF_TOP && config->family->proportional) continue; // written only in rope_parameters
         if (!strcmp(key->name, "num_experts")) name = hf_names_of_experts(config->family)[0];
         if (hf_is_null(config, key))
@@ -100,14 +101,43 @@ static void hf_put_rope(JsonOut *json, const Config *config) {
     json_object_end(json);
 }
 
-// Writes layer_types, or what the family's class calls them.
+// Writes layer_types, or what the family's class has in their place.
 static void hf_put_layer_types(JsonOut *json, const Config *config) {
-    const char *names[LAYER_KINDS] = {FULL, SLIDING, family_has_convolution(config->family) ? CONVOLUTION : LINEAR,
+    const int mamba = family_expands(config->family); // with names that older versions know
+    const char *names[LAYER_KINDS] = {mamba ? "attention" : FULL, SLIDING,
+                                      family_has_convolution(config->family) ? CONVOLUTION
+                                      : mamba                                ? "mamba"
+                                                                             : LINEAR,
                                       "mlp"};
+    if (mamba && !strcmp(config->family->layer_types, "l")) {
+        json_array(json, "attn_layer_indices");
+        for (size_t l = 0; l < config->num_hidden_layers; l++)
+            if (!layer_is_linear(config, l)) json_size(json, NULL, l);
+        json_array_end(json);
+        return;
+    }
     json_array(json, config->family->bare_attention ? "layers_block_type" : "layer_types");
     for (size_t l = 0; l < config->num_hidden_layers; l++) {
         const int experts = layer_kind(config, l) == LAYER_NONE && layer_has_experts(config, l);
         json_text(json, NULL, experts ? "moe" : names[layer_kind(config, l)]);
+    }
+    json_array_end(json);
+}
+
+// Writes keys of Mamba-2: its width, the bounds of time steps if there are any, whether attention has rotary positions.
+static void hf_put_mamba(JsonOut *json, const Config *c) {
+    json_size(json, "mamba_expand", c->linear_num_value_heads * c->linear_value_head_dim / c->hidden_size);
+    if (!strcmp(c->family->layer_types, "ln"))
+        json_text(json, "position_embedding_type", config_has_no_rope(c) ? "nope" : "rope");
+    if (c->time_step_min == 0 && c->time_step_max == 0) return; // the class's default
+    json_array(json, "time_step_limit");
+    hf_put_real(json, NULL, c->time_step_min);
+    if (c->time_step_max > 0) {
+        hf_put_real(json, NULL, c->time_step_max);
+    } else {
+        json_object(json, NULL);
+        json_text(json, "__float__", "Infinity");
+        json_object_end(json);
     }
     json_array_end(json);
 }
@@ -166,6 +196,7 @@ static size_t hf_config_write(const Config *config, DType type, char *text) {
     hf_put_keys(&json, config, HF_TOP);
     if (!config->family->learned_positions && !config->family->bare_attention) hf_put_rope(&json, config);
     hf_put_windows(&json, config);
+    if (family_expands(config->family)) hf_put_mamba(&json, config);
     if (config->family->experts_beside) json_bool(&json, "enable_moe_block", config->num_experts != 0);
     for (const HfConstant *c = hf_constants; c < hf_constants + HF_CONSTANTS; c++)
         if (!strcmp(c->key, "activation_function") && hf_applies(c, config->family))

@@ -60,6 +60,9 @@ static const HfConstant hf_constants[] = {
     {"seed_oss", "attention_out_bias", "false", "false"},
     {"qwen3_5|qwen3_5_moe", "attn_output_gate", "true|null", NULL},
     {"qwen3_5|qwen3_5_moe", "output_gate_type", "swish|silu", NULL}, // activation of linear attention's gated norm
+    {"granitemoehybrid|bamba", "mamba_conv_bias", "true", "true"},
+    {"granitemoehybrid|bamba", "mamba_proj_bias", "false", "false"},
+    {"bamba", "z_loss_coefficient", "0", NULL}, // a loss in addition
     {"nemotron_h", "mlp_hidden_act", "relu2", "\"relu2\""},
     {"nemotron_h", "mamba_hidden_act", "silu", "\"silu\""},
     {"nemotron_h", "moe_latent_size", "null", NULL}, // latent experts
@@ -88,7 +91,8 @@ static const struct {
 } hf_pad_tokens[] = {
     {"ministral3", 11}, {"gemma3", 0},   {"gemma4", 0},    {"smollm3", 128004}, {"olmo2", 1},
     {"olmo3", 1},       {"phi3", 32000}, {"glm4", 151329}, {"seed_oss", 1},     {"hunyuan_v1_dense", 0},
-    {"ernie4_5", 0},    {"lfm2", 0},     {"lfm2_moe", 0},  {"lfm3", 124893},    {"olmo_hybrid", 100277}};
+    {"ernie4_5", 0},    {"lfm2", 0},     {"lfm2_moe", 0},  {"lfm3", 124893},    {"olmo_hybrid", 100277},
+    {"bamba", 0}};
 
 // Tells whether a list of families names this family or the family's activation.
 static int hf_names(const char *families, const Family *family) {
@@ -119,7 +123,14 @@ static const struct {
                   {"nemotron_h", "linear_conv_kernel_dim", "conv_kernel", "mamba_d_conv"},
                   {"nemotron_h", "time_step_min", "time_step_min", "mamba_dt_min"},
                   {"nemotron_h", "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", NULL},
-                  {"nemotron_h", "rms_norm_eps", "layer_norm_epsilon", NULL}};
+                  {"nemotron_h", "rms_norm_eps", "layer_norm_epsilon", NULL},
+                  {"granitemoehybrid|bamba", "linear_num_key_heads", "mamba_n_groups", NULL},
+                  {"granitemoehybrid|bamba", "linear_num_value_heads", "mamba_n_heads", NULL},
+                  {"granitemoehybrid|bamba", "linear_key_head_dim", "mamba_d_state", NULL},
+                  {"granitemoehybrid|bamba", "linear_value_head_dim", "mamba_d_head", NULL},
+                  {"granitemoehybrid|bamba", "linear_conv_kernel_dim", "mamba_d_conv", NULL},
+                  {"granitemoehybrid", "intermediate_size", "shared_intermediate_size", NULL},
+                  {"granitemoehybrid", "moe_intermediate_size", "intermediate_size", NULL}};
 #define HF_RENAMED (sizeof(hf_renamed) / sizeof(hf_renamed[0]))
 
 // Returns the index of a key in hf_renamed, or HF_RENAMED.
@@ -144,7 +155,7 @@ static void hf_check_nulls(const cJSON *root, const Family *family, const char *
     static const char *const means[][2] = {
         {"head_dim", "llama|mistral|mixtral|seed_oss|ernie4_5"},
         {"num_key_value_heads", "llama|qwen2|qwen3|smollm3|olmo2|olmo3|phi3|granite|mixtral|seed_oss|ernie4_5|"
-                                "hunyuan_v1_dense|olmo_hybrid"},
+                                "hunyuan_v1_dense|olmo_hybrid|granitemoehybrid|bamba"},
         {"linear_num_key_heads", "olmo_hybrid"},
         {"linear_num_value_heads", "olmo_hybrid"},
         {"linear_key_head_dim", "olmo_hybrid"},
@@ -157,13 +168,14 @@ static void hf_check_nulls(const cJSON *root, const Family *family, const char *
         {"num_global_key_value_heads", "gemma4"},
         {"hidden_size_per_layer_input", "gemma4"},
         {"attention_dropout", "llama|" HF_GEMMA}};
-    static const char *const refuses[][2] = {{"use_cache", HF_ANY},
-                                             {"use_sliding_window", "qwen2|qwen3"},
-                                             {"max_window_layers", "qwen2|qwen3"},
-                                             {"num_local_experts", "qwen3_moe|mixtral|glm4_moe|glm4_moe_lite|gpt_oss"},
-                                             {"n_routed_experts", "glm4_moe|glm4_moe_lite"},
-                                             {"n_shared_experts", "glm4_moe|glm4_moe_lite"},
-                                             {"original_max_position_embeddings", "phi3"}};
+    static const char *const refuses[][2] = {
+        {"use_cache", HF_ANY},
+        {"use_sliding_window", "qwen2|qwen3"},
+        {"max_window_layers", "qwen2|qwen3"},
+        {"num_local_experts", "qwen3_moe|mixtral|glm4_moe|glm4_moe_lite|gpt_oss|granitemoehybrid"},
+        {"n_routed_experts", "glm4_moe|glm4_moe_lite"},
+        {"n_shared_experts", "glm4_moe|glm4_moe_lite"},
+        {"original_max_position_embeddings", "phi3"}};
     const cJSON *item;
     cJSON_ArrayForEach(item, root) {
         const char *common = hf_common_name(family, item->string);

@@ -6,7 +6,7 @@ names of a family's class (hf_renamed), and those that several keys give. hf_lay
 #define LLMC_HF_KEYS_H
 #include "hf_constants.h"
 
-#define HF_THETA      10000              // transformers' default of rope_theta, unless the class has another
+#define HF_THETA 10000 // transformers' default of rope_theta, unless the class has another
 
 // Sets a key from the file's value, under its common or original name.
 static void hf_set(Config *config, const char *name, const cJSON *item, const char *path) {
@@ -24,9 +24,11 @@ static void hf_set(Config *config, const char *name, const cJSON *item, const ch
 // Names of the number of experts in config.json; the first name is written
 static const char *const hf_expert_names[][2] = {{"num_experts", "num_local_experts"},
                                                  {"num_local_experts", "num_experts"},
-                                                 {"n_routed_experts", "num_local_experts"}};
+                                                 {"n_routed_experts", "num_local_experts"},
+                                                 {"num_local_experts", "num_local_experts"}};
 
 static const char *const *hf_names_of_experts(const Family *family) {
+    if (family->shared_dense) return hf_expert_names[3];
     return hf_expert_names[family_has_shared(family) ? 2 : family->names.router || family->expert_columns];
 }
 
@@ -105,6 +107,7 @@ static void hf_read_experts(Config *config, const cJSON *root, const char *path)
 // Tells whether the top level of config.json may have the key. Only Gemma's first class has rope_local_base_freq there;
 // other families have it in rope_parameters.
 static int hf_has_key(const Family *family, const char *name) {
+    if (family_expands(family) && text_is_one_of(name, "time_step_min|time_step_max")) return 0; // in time_step_limit
     return family_has_key(family, name) && (strcmp(name, "rope_local_base_freq") != 0 || family->norm_offset);
 }
 
@@ -123,7 +126,8 @@ static int hf_read_renamed(Config *config, const ConfigKey *key, const cJSON *ro
     const cJSON *own = json_get(root, hf_renamed[i].name);
     const cJSON *older = hf_renamed[i].older ? json_get(root, hf_renamed[i].older) : NULL, *item = older ? older : own;
     char where[PATH_MAX + 64];
-    if (!item) return 1;
+    const int derived = family_expands(config->family) && !strcmp(key->name, "linear_value_head_dim");
+    if (!item || (derived && json_is(item, "auto"))) return 1;
     if (!cJSON_IsNumber(item)) die("%s: %s must be a number", path, item->string);
     snprintf(where, sizeof(where), "%s: %s", path, item->string);
     hf_set(config, key->name, item, where); // the class prefers the older name, too
@@ -186,9 +190,11 @@ static void hf_check_required(const Config *config, const char *path) {
             continue;
         if (config->family->bare_attention && !strcmp(key->name, "num_hidden_layers")) continue; // hf_read_branches
         const char *alias = config->family->learned_positions ? key->alias : NULL;
+        const size_t renamed = hf_renamed_at(config->family, key->name);
         if (!config_given(config, key->name))
-            die("%s: %s%s%s%s is missing; add it, or download the file again", path, key->name, alias ? " (or " : "",
-                alias ? alias : "", alias ? ")" : "");
+            die("%s: %s%s%s%s is missing; add it, or download the file again", path,
+                renamed < HF_RENAMED ? hf_renamed[renamed].name : key->name, alias ? " (or " : "", alias ? alias : "",
+                alias ? ")" : "");
     }
 }
 
@@ -329,7 +335,9 @@ static void hf_check_hidden(const cJSON *parameters, const char *key, double val
 // transformers.
 static void hf_read_rope(Config *config, const cJSON *root, const char *path) {
     const cJSON *scaling = json_get(root, "rope_scaling");
-    HfRope found = {json_get(root, "rope_theta"), json_get(root, "partial_rotary_factor")};
+    // Bamba's class ignores the outer factor
+    const cJSON *share = family_expands(config->family) ? NULL : json_get(root, "partial_rotary_factor");
+    HfRope found = {json_get(root, "rope_theta"), share};
     const cJSON *parameters = json_get(root, "rope_parameters"),
                 *original = cJSON_GetObjectItemCaseSensitive(root, "original_max_position_embeddings");
     const int per_layer = family_has_key(config->family, "rope_local_base_freq");

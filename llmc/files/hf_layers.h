@@ -21,7 +21,8 @@ static size_t hf_size(const cJSON *root, const char *key, size_t otherwise, cons
 // Reads layer_types, a list of every layer's kind.
 static void hf_read_layer_types(Config *config, const cJSON *types, const char *path) {
     const cJSON *type;
-    const char *known = family_has_linear(config->family)            ? FULL "|" LINEAR
+    const char *known = family_expands(config->family)               ? FULL "|" LINEAR "|attention|mamba"
+                        : family_has_linear(config->family)          ? FULL "|" LINEAR
                         : !strcmp(config->family->layer_types, "sc") ? FULL "|" SLIDING "|" CONVOLUTION
                         : family_has_convolution(config->family)     ? FULL "|" CONVOLUTION
                         : *config->family->layer_types == 's'        ? FULL "|" SLIDING
@@ -34,7 +35,8 @@ static void hf_read_layer_types(Config *config, const cJSON *types, const char *
         if (!cJSON_IsString(type) || !text_is_one_of(type->valuestring, known))
             die("%s: layer_types: layer %zu is %s, but must be %s", path, layers,
                 json_scalar_text(type, value, sizeof(value)), known);
-        if (layers < LAYER_TYPES_MAX) config->layer_types[layers] = type->valuestring[0];
+        const char first = type->valuestring[0];
+        if (layers < LAYER_TYPES_MAX) config->layer_types[layers] = first == 'm' ? 'l' : first == 'a' ? 'f' : first;
         layers++;
     }
     if (layers != config->num_hidden_layers)
@@ -54,26 +56,51 @@ static void hf_repeat_types(Config *config, const char *key, size_t interval, co
     for (size_t l = 0; l < period; l++) config->layer_types[l] = (l + 1) % interval ? usual : last;
 }
 
-// Tells whether OLMo's class has no rotary positions: rope_theta is null, in the object of positions or else outside.
+// Tells whether layers of full attention have no rotary positions: in OLMo's class if rope_theta is null, in the object
+// of positions or else outside; in Granite's unless position_embedding_type is rope.
 static int hf_has_no_rope(const Family *family, const cJSON *root) {
     const cJSON *rope = json_get(root, "rope_scaling");
     if (!rope || !rope->child) rope = json_get(root, "rope_parameters");
     const cJSON *inner = cJSON_GetObjectItemCaseSensitive(rope, "rope_theta");
+    if (family_expands(family))
+        return !strcmp(family->layer_types, "ln") && !json_is(json_get(root, "position_embedding_type"), "rope");
     return !strcmp(family->layer_types, "ln") &&
            cJSON_IsNull(inner ? inner : cJSON_GetObjectItemCaseSensitive(root, "rope_theta"));
 }
 
+// Reads the numbers of the layers of full attention. All other layers get the letter.
+static void hf_read_full_layers(Config *config, const cJSON *root, const char *key, char letter, const char *path) {
+    const cJSON *list = json_get(root, key), *item;
+    const size_t L = config->num_hidden_layers;
+    uint64_t l;
+    if (!cJSON_IsArray(list)) die("%s: %s must be a list of layer numbers", path, key);
+    if (L > LAYER_TYPES_MAX) die("%s: has more layers than the %d that this family supports", path, LAYER_TYPES_MAX);
+    memset(config->layer_types, letter, L);
+    config->layer_types[L] = 0;
+    cJSON_ArrayForEach(item, list) {
+        if (!json_whole_number(item, &l)) die("%s: %s has an entry that is not a layer's number", path, key);
+        if (l < L) config->layer_types[l] = 'f';
+    }
+}
+
 // Reads which layers have linear attention: a list, or all except every full_attention_interval-th, a key that OLMo's
-// class lacks.
+// and Mamba-2's classes lack. Bamba's class has only the numbers of the other layers.
 static void hf_read_kinds(Config *config, const cJSON *root, const char *path) {
-    const cJSON *types = json_get(root, "layer_types");
+    const int olmo = config->family->linear_pre_norms, mamba = family_expands(config->family);
+    const cJSON *blocks = mamba ? json_get(root, "layers_block_type") : NULL, *types = json_get(root, "layer_types");
     const size_t usual = strlen(config->layer_types), L = config->num_hidden_layers;
-    const int olmo = config->family->linear_pre_norms;
+    if (blocks) types = blocks; // the class prefers it, too
+    if (types && mamba && !strcmp(config->family->layer_types, "l"))
+        die("%s: %s is no key of its class; give attn_layer_indices, the numbers of layers with attention", path,
+            types->string);
     if (types)
         hf_read_layer_types(config, types, path);
+    else if (mamba && json_get(root, "attn_layer_indices"))
+        hf_read_full_layers(config, root, "attn_layer_indices", 'l', path);
     else
         hf_repeat_types(config, "full_attention_interval",
-                        olmo ? min_size(usual, L) : hf_size(root, "full_attention_interval", usual, path), path);
+                        olmo || mamba ? min_size(usual, L) : hf_size(root, "full_attention_interval", usual, path),
+                        path);
     if (olmo) config->given[config_key_find("layer_types")] = 1;
     for (char *at = config->layer_types; hf_has_no_rope(config->family, root) && *at; at++)
         if (*at == 'f') *at = 'n';
@@ -197,9 +224,7 @@ static void hf_read_windows(Config *config, const cJSON *root, const char *path)
 
 // Reads which layers have a short convolution: a list of kinds, or the numbers of all layers with attention.
 static void hf_read_convolutions(Config *config, const cJSON *root, const char *path) {
-    const cJSON *types = json_get(root, "layer_types"), *list = json_get(root, "full_attn_idxs"), *item;
-    const size_t L = config->num_hidden_layers;
-    uint64_t l;
+    const cJSON *types = json_get(root, "layer_types");
     if (*config->family->layer_types == 's' && json_get(root, "rms_norm_eps")) // its class has both names
         die("%s: rms_norm_eps is another name of norm_eps here; give norm_eps alone", path);
     if (cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(root, "sliding_window"))) config->sliding_window = 0;
@@ -207,15 +232,34 @@ static void hf_read_convolutions(Config *config, const cJSON *root, const char *
     if (strchr(config->layer_types, 's') && !config->sliding_window)
         die("%s: layer_types has sliding_attention, but there is no sliding_window; give its size", path);
     if (!types && config->family->router) die("%s: layer_types is missing; name the kind of each layer", path);
-    if (types || !list || *config->family->layer_types == 's') return;
-    if (!cJSON_IsArray(list)) die("%s: full_attn_idxs must be a list of layer numbers", path);
-    if (L > LAYER_TYPES_MAX) die("%s: has more layers than the %d that this family supports", path, LAYER_TYPES_MAX);
-    memset(config->layer_types, 'c', L);
-    config->layer_types[L] = 0;
-    cJSON_ArrayForEach(item, list) {
-        if (!json_whole_number(item, &l)) die("%s: full_attn_idxs has an entry that is not a layer's number", path);
-        if (l < L) config->layer_types[l] = 'f';
-    }
+    if (!types && json_get(root, "full_attn_idxs") && *config->family->layer_types != 's')
+        hf_read_full_layers(config, root, "full_attn_idxs", 'c', path);
+}
+
+// Returns a bound of time_step_limit, a number or transformers' object for infinity; NAN: neither
+static double hf_time_step(const cJSON *item) {
+    if (json_is(json_get(item, "__float__"), "Infinity")) return INFINITY;
+    return cJSON_IsNumber(item) ? item->valuedouble : NAN;
+}
+
+// Reads the width of a Mamba-2 head, by default mamba_expand times hidden_size over all heads, and the bounds of time
+// steps.
+static void hf_read_mamba(Config *config, const cJSON *root, const char *path) {
+    const cJSON *limit = cJSON_GetObjectItemCaseSensitive(root, "time_step_limit");
+    const size_t heads = config->linear_num_value_heads, most = 1 << 20;
+    const size_t width = min_size(hf_size(root, "mamba_expand", 2, path), most) * config->hidden_size;
+    if (!config_given(config, "linear_value_head_dim"))
+        config->linear_value_head_dim = width / heads, config->given[config_key_find("linear_value_head_dim")] = 1;
+    if (!width || heads * config->linear_value_head_dim != width)
+        die("%s: mamba_n_heads %zu x mamba_d_head %zu must be mamba_expand x hidden_size, %zu", path, heads,
+            config->linear_value_head_dim, width);
+    if (!limit) return;
+    const double from = hf_time_step(cJSON_GetArrayItem(limit, 0)), to = hf_time_step(cJSON_GetArrayItem(limit, 1));
+    if (cJSON_GetArraySize(limit) != 2 || !(to > from && to > 0) || isinf(from) > 0 || (to > 1e6 && !isinf(to)))
+        die("%s: time_step_limit must be a list of two numbers, the second above the first, and above 0 up to 1e6 or "
+            "Infinity",
+            path);
+    config->time_step_min = fmax(from, 0), config->time_step_max = isinf(to) ? 0 : to;
 }
 
 // Reads LFM2's names of common keys, and the width of the MLP. Unless block_auto_adjust_ff_dim is false, the class

@@ -104,19 +104,33 @@ static size_t hf_base_prefix(const Family *family, const char *name) {
     return strncmp(name, family->names.layer_prefix, length) ? 0 : length;
 }
 
+// Parts of names that files write in another way than transformers has them in memory
+static const struct {
+    const char *family, *name, *file;
+} hf_stored_names[] = {{"lfm3", ".g_proj.", ".gate_proj."},
+                       {"granitemoehybrid", ".experts.gate_up_proj", ".input_linear.weight"},
+                       {"granitemoehybrid", ".experts.down_proj", ".output_linear.weight"},
+                       {"granitemoehybrid", ".router.weight", ".router.layer.weight"}};
+#define HF_STORED_NAMES (sizeof(hf_stored_names) / sizeof(hf_stored_names[0]))
+
 // Prints a parameter's name in files with this base-model prefix ("model." or its replacement). With prefix
 // "language_model.model." the head is language_model.lm_head.
 static const char *hf_tensor_name(const Family *family, const char *prefix, const char *name, char out[HF_NAME]) {
     const size_t cut = hf_base_prefix(family, name), own = strcspn(family->names.layer_prefix, ".") + 1;
     const size_t length = strlen(prefix), outer = length > own ? length - own : 0;
     const int within = outer && prefix[outer - 1] == '.' && !strncmp(prefix + outer, family->names.layer_prefix, own);
-    const char *gate = family->head_gates ? strstr(name, ".g_proj.") : NULL; // LFM3's gate_proj
-    const int before = gate ? (int)(gate - name - (ptrdiff_t)cut) : 0;
+    const char *at = NULL, *own_part = "", *file_part = "";
+    for (size_t i = 0; i < HF_STORED_NAMES && !at; i++) {
+        if (strcmp(family->name, hf_stored_names[i].family) != 0) continue;
+        at = strstr(name, hf_stored_names[i].name);
+        if (at) own_part = hf_stored_names[i].name, file_part = hf_stored_names[i].file;
+    }
+    if (!at) at = name + strlen(name);
     snprintf(out, HF_NAME, "%.*s%.*s%s%s",
              cut      ? (int)length
              : within ? (int)outer
                       : 0,
-             prefix, before, name + cut, gate ? ".gate_proj" : "", gate ? gate + strlen(".g_proj") : name + cut);
+             prefix, (int)(at - name - (ptrdiff_t)cut), name + cut, file_part, at + strlen(own_part));
     return out;
 }
 

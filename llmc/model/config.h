@@ -51,8 +51,8 @@ typedef struct {
     // linear attention (Gated DeltaNet). A short convolution has hidden_size value heads of one element, and no keys
     size_t linear_num_key_heads, linear_num_value_heads, linear_key_head_dim, linear_value_head_dim;
     size_t linear_conv_kernel_dim;
-    int linear_allow_neg_eigval; // DeltaShape.doubled
-    double time_step_min;        // Mamba-2: least step of a token
+    int linear_allow_neg_eigval;         // DeltaShape.doubled
+    double time_step_min, time_step_max; // Mamba-2: least and greatest step of a token; greatest 0: none
     // experts
     size_t num_experts, num_experts_per_tok, moe_intermediate_size;
     size_t shared_expert_intermediate_size;       // width of the shared expert, which every token uses; 0: none
@@ -161,8 +161,9 @@ static const ConfigKey config_keys[] = {
     {KEY(qk_rope_head_dim), NULL, KEY_SIZE, 1, 1024, 0, OPTIONAL},
     {KEY(v_head_dim), NULL, KEY_SIZE, 1, 1024, 0, OPTIONAL},
     {KEY(time_step_min), NULL, KEY_DOUBLE, 0, 1e6, 0, OPTIONAL},
+    {KEY(time_step_max), NULL, KEY_DOUBLE, 0, 1e6, 0, OPTIONAL},
     {KEY(num_experts), "num_local_experts", KEY_SIZE, 0, EXPERTS_MOST, 0, OPTIONAL},
-    {KEY(num_experts_per_tok), "top_k_experts", KEY_SIZE, 1, CHOSEN_MOST, 0, OPTIONAL},
+    {KEY(num_experts_per_tok), "top_k_experts", KEY_SIZE, 0, CHOSEN_MOST, 0, OPTIONAL},
     {KEY(moe_intermediate_size), NULL, KEY_SIZE, 1, 1 << 22, 0, OPTIONAL},
     {KEY(shared_expert_intermediate_size), NULL, KEY_SIZE, 0, 1 << 22, 0, OPTIONAL},
     {KEY(decoder_sparse_step), NULL, KEY_SIZE, 1, 4096, 0, OPTIONAL},
@@ -380,6 +381,9 @@ static Config config_defaults(const Family *family) {
 static double logits_divisor(const Config *c) { return c->logits_scaling / c->output_multiplier; }
 static double logits_cap(const Config *c) { return c->final_logit_softcapping / c->output_multiplier; }
 
+// Returns the upper bound of Mamba-2's time steps.
+static double time_step_most(const Config *c) { return c->time_step_max > 0 ? c->time_step_max : INFINITY; }
+
 // Returns the growth of queries with their position (Rotation in ops.h); 0: none
 static double rotation_growth(const Config *config) {
     const ConfigKey *key = &config_keys[config_key_find("llama_4_scaling_beta")];
@@ -541,7 +545,7 @@ static size_t rotary_width_of(const Config *config, unsigned form) {
 
 static size_t rotary_width(const Config *config) { return rotary_width_of(config, 0); }
 
-// Tells whether no layer of a model that has both kinds of attention rotates queries and keys.
+// Tells whether no layer of a model of linear and full attention rotates queries and keys.
 static int config_has_no_rope(const Config *c) {
     return !strcmp(c->family->layer_types, "ln") && strchr(c->layer_types, 'n');
 }

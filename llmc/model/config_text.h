@@ -92,15 +92,18 @@ static void config_resolve_rope(Config *config, const char *where, int code) {
 static void config_finish_experts(Config *c, const char *where, int code) {
     if (!c->family->router) return;
     if (!family_has_key(c->family, "moe_intermediate_size")) c->moe_intermediate_size = c->intermediate_size;
+    if (c->family->shared_dense) c->shared_expert_intermediate_size = c->intermediate_size;
     const int counted = family_counts_shared(c->family);
     if (counted && !config_given(c, "shared_expert_intermediate_size"))
         c->shared_expert_intermediate_size = c->moe_intermediate_size;
     if (counted && c->shared_expert_intermediate_size % c->moe_intermediate_size)
         die_with(code, "%s: shared_expert_intermediate_size %zu must be a multiple of moe_intermediate_size %zu", where,
                  c->shared_expert_intermediate_size, c->moe_intermediate_size);
-    if (!c->num_experts && !family_has_key(c->family, "decoder_sparse_step") && !c->family->experts_beside)
+    if (!c->num_experts && !family_has_key(c->family, "decoder_sparse_step") && !c->family->experts_beside &&
+        !c->family->shared_dense)
         die_with(code, "%s: num_experts is 0, but must be at least 1, since %s has experts", where, c->family->name);
     if (!c->num_experts) return;
+    if (!c->num_experts_per_tok) die_with(code, "%s: num_experts_per_tok is 0, but must be at least 1", where);
     if (c->num_experts_per_tok > c->num_experts)
         die_with(code, "%s: num_experts_per_tok %zu must be at most num_experts %zu", where, c->num_experts_per_tok,
                  c->num_experts);
@@ -121,14 +124,39 @@ static void config_finish_hybrid(Config *c, const char *where, int code) {
     if (!config_given(c, "linear_key_head_dim"))
         c->linear_key_head_dim = max_size(3 * c->hidden_size / (4 * c->linear_num_key_heads), 1);
     if (!config_given(c, "linear_value_head_dim")) c->linear_value_head_dim = 2 * c->linear_key_head_dim;
-    if (!linear || linear == L || (strchr(c->layer_types, 'f') && strchr(c->layer_types, 'n')))
-        die_with(code,
-                 "%s: layer_types=%.64s, but %s needs layers of linear attention (l) and of full attention, all with "
-                 "rotary positions (f) or all without (n)",
+    if (!linear || linear == L)
+        die_with(code, "%s: layer_types=%.64s, but %s needs layers of linear attention (l) and of full attention",
                  where, c->layer_types, c->family->name);
-    if (config_has_no_rope(c) && c->rope.type != ROPE_DEFAULT)
+}
+
+// Refuses a model whose files could not tell which layers have rotary positions, and scaled positions without layers.
+static void config_check_no_rope(const Config *c, const char *where, int code) {
+    if (!config_has_no_rope(c)) return;
+    if (strchr(c->layer_types, 'f'))
+        die_with(code,
+                 "%s: layer_types=%.64s, but layers of full attention in %s have all rotary positions (f) or all none "
+                 "(n)",
+                 where, c->layer_types, c->family->name);
+    if (c->rope.type != ROPE_DEFAULT)
         die_with(code, "%s: this %s has no rotary positions, so they cannot be scaled; leave the scaling out", where,
                  c->family->name);
+}
+
+// Sets the width of a Mamba-2 head, by default twice hidden_size over all heads. Refuses what mamba_expand and
+// time_step_limit cannot say.
+static void config_finish_mamba(Config *c, const char *where, int code) {
+    const size_t heads = c->linear_num_value_heads;
+    if (!config_given(c, "linear_value_head_dim")) c->linear_value_head_dim = max_size(2 * c->hidden_size / heads, 1);
+    if (c->linear_value_head_dim > 1024)
+        die_with(code, "%s: a Mamba-2 head of %zu elements is wider than the supported 1024; give more heads", where,
+                 c->linear_value_head_dim);
+    if (heads * c->linear_value_head_dim % c->hidden_size)
+        die_with(code,
+                 "%s: linear_num_value_heads %zu x linear_value_head_dim %zu must be a multiple of hidden_size %zu",
+                 where, heads, c->linear_value_head_dim, c->hidden_size);
+    if (c->time_step_max > 0 && c->time_step_max <= c->time_step_min)
+        die_with(code, "%s: time_step_max %g must be above time_step_min %g, or 0 for no bound", where,
+                 c->time_step_max, c->time_step_min);
 }
 
 // Sets the head of latent attention. Refuses shapes that its keys and values cannot have here.
@@ -157,6 +185,8 @@ static void config_finish_latents(Config *c, const char *where, int code) {
 static void config_finish_derived(Config *config, const char *where, int code) {
     const Family *family = config->family;
     if (family->linear_pre_norms) config_finish_hybrid(config, where, code);
+    if (family_expands(family)) config_finish_mamba(config, where, code);
+    config_check_no_rope(config, where, code);
     if (config->rope.type == ROPE_DYNAMIC && config->head_dim == 2)
         die_with(code, "%s: rope_type dynamic needs a head_dim above 2", where);
     if (family->mlp_biases_too) config->mlp_bias = config->attention_bias;

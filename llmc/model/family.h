@@ -106,6 +106,7 @@ typedef struct {
     int plain_rope;         // rotary positions cannot be scaled
     int outer_norms;        // embeddings pass an RMSNorm without weight; the final norm lacks the layers' offset
     int ssd;                // linear attention is Mamba-2's
+    int shared_dense;       // intermediate_size is the shared expert's width; without experts it is the MLP
     int bare_attention;     // attention has neither rotary positions nor biases
     const char *stored_as;  // prefix of names in folders, in place of layer_prefix's first part; NULL: the same
     int fused_heads;        // files fuse linear attention's inputs head by head (fused_rows)
@@ -125,6 +126,10 @@ static int family_has_linear(const Family *family) { return strpbrk(family->laye
 static int family_has_shared(const Family *family) {
     return family->router == ROUTER_SIGMOID && family->names.layer.SHARED_DOWN_WEIGHT;
 }
+
+// Tells whether layers of Mamba-2 also have an MLP. The classes, Granite 4's and Bamba's, have mamba_expand and
+// time_step_limit.
+static int family_expands(const Family *family) { return family->ssd && !family->bare_attention; }
 
 // Tells whether files give the number of shared experts, each as wide as another expert, not the width of all.
 static int family_counts_shared(const Family *family) { return family_has_shared(family) && !family->bare_attention; }
@@ -193,15 +198,19 @@ static int family_has_convolution(const Family *family) { return strchr(family->
     .O_WEIGHT = "self_attn.o_proj.weight"
 #define LATENT_BLOCK_NAMES .NORM1_WEIGHT = "input_layernorm.weight", LATENT_NAMES, NORM2_NAME, MLP_NAMES,              \
     SHARED_EXPERTS_NAMES, .QUERY_DOWN = "self_attn.q_a_proj.weight", .KEY_VALUE_UP = "self_attn.kv_b_proj.weight"
+// Mamba-2 in a module MIXER "."
+#define MAMBA_NAMES(MIXER) .IN_GATE_WEIGHT = MIXER "in_proj.weight", .CONV_WEIGHT = MIXER "conv1d.weight",             \
+    .DT_BIAS = MIXER "dt_bias", .A_LOG = MIXER "A_log", .GATED_NORM = MIXER "norm.weight",                             \
+    .OUT_WEIGHT = MIXER "out_proj.weight"
+#define MAMBA_LAST_NAMES(MIXER) .CONV_BIAS = MIXER "conv1d.bias", .SKIP = MIXER "D"
 // Nemotron's layers have one branch, whose parts have the prefix "mixer." in every kind of layer
 #define NEMOTRON_LAYER_NAMES {.NORM1_WEIGHT = "norm.weight", .Q_WEIGHT = "mixer.q_proj.weight",                        \
     .K_WEIGHT = "mixer.k_proj.weight", .V_WEIGHT = "mixer.v_proj.weight", .O_WEIGHT = "mixer.o_proj.weight",           \
-    .IN_GATE_WEIGHT = "mixer.in_proj.weight", .CONV_WEIGHT = "mixer.conv1d.weight", .DT_BIAS = "mixer.dt_bias",        \
-    .A_LOG = "mixer.A_log", .GATED_NORM = "mixer.norm.weight", .OUT_WEIGHT = "mixer.out_proj.weight",                  \
-    .NORM2_WEIGHT = "norm.weight", .GATE_WEIGHT = "mixer.up_proj.weight", .DOWN_WEIGHT = "mixer.down_proj.weight",     \
-    .ROUTER_WEIGHT = "mixer.gate.weight", .SHARED_GATE_WEIGHT = "mixer.shared_experts.up_proj.weight",                 \
+    MAMBA_NAMES("mixer."), .NORM2_WEIGHT = "norm.weight", .GATE_WEIGHT = "mixer.up_proj.weight",                       \
+    .DOWN_WEIGHT = "mixer.down_proj.weight", .ROUTER_WEIGHT = "mixer.gate.weight",                                     \
+    .SHARED_GATE_WEIGHT = "mixer.shared_experts.up_proj.weight",                                                       \
     .SHARED_DOWN_WEIGHT = "mixer.shared_experts.down_proj.weight", .EXPERTS_GATE_UP = "mixer.experts.up_proj",         \
-    .EXPERTS_DOWN = "mixer.experts.down_proj", .CONV_BIAS = "mixer.conv1d.bias", .SKIP = "mixer.D"}
+    .EXPERTS_DOWN = "mixer.experts.down_proj", MAMBA_LAST_NAMES("mixer.")}
 // Names of tensors in files, of all families except GPT-2. Arguments: the final norm; .layer, then .expert and .router
 // of experts.
 #define NAMES_WITH_NORM(FINAL, ...) .names = {.layer_prefix = "model.layers.%zu.", .model =                            \
@@ -506,6 +515,35 @@ static const Family families[] = {
      .names = {.layer_prefix = "model.layers.%zu.", .model =
      {"model.embeddings.weight", NULL, NULL, "model.norm_f.weight", NULL, "lm_head.weight"}, .layer =
      NEMOTRON_LAYER_NAMES, .expert = {"mixer.experts.%zu.up_proj.weight", NULL, "mixer.experts.%zu.down_proj.weight"}}},
+    // moe_intermediate_size is the file's intermediate_size, intermediate_size its shared_intermediate_size
+    {.name = "granitemoehybrid", .model_type = "granitemoehybrid", .architecture = "GraniteMoeHybridForCausalLM",
+     .defaults =
+     "vocab_size=32000,hidden_size=4096,intermediate_size=1024,num_hidden_layers=32,num_attention_heads=32,"
+     "max_position_embeddings=2048,rms_norm_eps=1e-6,rope_theta=10000,layer_types=l,embedding_multiplier=1,"
+     "attention_multiplier=1,residual_multiplier=1,logits_scaling=1,linear_num_key_heads=1,linear_num_value_heads=128,"
+     "linear_key_head_dim=256,linear_value_head_dim=64,linear_conv_kernel_dim=4,time_step_min=0,time_step_max=0,"
+     "num_experts=8,num_experts_per_tok=2,moe_intermediate_size=11008,router_aux_loss_coef=0.001",
+     .layer_types = "ln", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .router = ROUTER_SOFTMAX, .ssd = 1,
+     .shared_dense = 1,
+     TENSOR_NAMES({.NORM1_WEIGHT = "input_layernorm.weight", ATTENTION_PRODUCTS, ATTENTION_OUTPUT, MAMBA_NAMES("mamba."),
+      NORM2_NAME, .GATE_WEIGHT = "shared_mlp.input_linear.weight", .DOWN_WEIGHT = "shared_mlp.output_linear.weight",
+      .ROUTER_WEIGHT = "block_sparse_moe.router.weight", .SHARED_GATE_WEIGHT = "shared_mlp.input_linear.weight",
+      .SHARED_DOWN_WEIGHT = "shared_mlp.output_linear.weight",
+      .EXPERTS_GATE_UP = "block_sparse_moe.experts.gate_up_proj",
+      .EXPERTS_DOWN = "block_sparse_moe.experts.down_proj", MAMBA_LAST_NAMES("mamba.")})},
+    {.name = "bamba", .model_type = "bamba", .architecture = "BambaForCausalLM",
+     .defaults =
+     "vocab_size=128000,hidden_size=4096,intermediate_size=14336,num_hidden_layers=32,num_attention_heads=32,"
+     "num_key_value_heads=8,max_position_embeddings=262144,rms_norm_eps=1e-5,rope_theta=10000,layer_types=l,"
+     "partial_rotary_factor=0.5,mlp_bias=false,linear_num_key_heads=1,linear_num_value_heads=128,"
+     "linear_key_head_dim=256,linear_value_head_dim=64,linear_conv_kernel_dim=4,time_step_min=0,time_step_max=0",
+     .layer_types = "l", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .ssd = 1,
+     NAMES_WITH_NORM("model.final_layernorm.weight", {.NORM1_WEIGHT = "input_layernorm.weight",
+      ATTENTION_PRODUCTS, ATTENTION_OUTPUT, MAMBA_NAMES("mamba."), .NORM2_WEIGHT = "pre_ff_layernorm.weight",
+      .GATE_WEIGHT = "feed_forward.gate_proj.weight", .UP_WEIGHT = "feed_forward.up_proj.weight",
+      .GATE_BIAS = "feed_forward.gate_proj.bias", .UP_BIAS = "feed_forward.up_proj.bias",
+      .DOWN_WEIGHT = "feed_forward.down_proj.weight", .DOWN_BIAS = "feed_forward.down_proj.bias",
+      MAMBA_LAST_NAMES("mamba.")})},
 };
 // clang-format on
 #define FAMILIES (sizeof(families) / sizeof(families[0]))
@@ -541,6 +579,8 @@ typedef struct {
 #define GLM4   "max_position_embeddings=32768,rms_norm_eps=1e-5"
 #define GLM45  "attention_bias=true,rope_theta=1000000"
 #define LFM2   "layer_types=ccfccfccfcfcfcfc"
+#define GRANITE4 "vocab_size=100352,rms_norm_eps=1e-5,max_position_embeddings=131072,tie_word_embeddings=true,"        \
+                 "layer_types=lllllnllll,linear_key_head_dim=128,embedding_multiplier=12,residual_multiplier=0.22,"
 #define QWEN3_EXPERTS "head_dim=128,norm_topk_prob=true,"
 static const Preset presets[] = {
     {"gpt2", "openai-community/gpt2", "gpt2", {0}, ""},
@@ -628,6 +668,17 @@ static const Preset presets[] = {
      "layer_types=LeLeLFeLeLeLFeLeLeLFeLeLeLFeLeLeLFeLeLeLeLFeLeLeLeLe,max_position_embeddings=1048576,"
      "linear_num_value_heads=64,num_experts=128,num_experts_per_tok=6,moe_intermediate_size=1856,"
      "shared_expert_intermediate_size=3712,routed_scaling_factor=2.5"},
+    {"granite4-h-micro", "ibm-granite/granite-4.0-h-micro", "granitemoehybrid", {2048, 8192, 40, 32, 8},
+     GRANITE4 "linear_num_value_heads=64,attention_multiplier=0.015625,logits_scaling=8,num_experts=0,"
+     "moe_intermediate_size=8192"},
+    {"granite4-h-tiny", "ibm-granite/granite-4.0-h-tiny", "granitemoehybrid", {1536, 1024, 40, 12, 4},
+     GRANITE4 "linear_num_value_heads=48,attention_multiplier=0.0078125,logits_scaling=6,num_experts=64,"
+     "num_experts_per_tok=6,moe_intermediate_size=512"},
+    {"granite4-h-small", "ibm-granite/granite-4.0-h-small", "granitemoehybrid", {4096, 1536, 40, 32, 8},
+     GRANITE4 "attention_multiplier=0.0078125,logits_scaling=16,num_experts=72,num_experts_per_tok=10,"
+     "moe_intermediate_size=768"},
+    {"bamba-9b", "ibm-fms/Bamba-9B", "bamba", {0},
+     "vocab_size=128256,linear_key_head_dim=128,layer_types=lllllllllfllllllllfllllllllfllll"},
     {"mixtral-8x7b", "mistralai/Mixtral-8x7B-v0.1", "mixtral", {0},
      "max_position_embeddings=32768,router_aux_loss_coef=0.02"},
     {"mixtral-8x22b", "mistralai/Mixtral-8x22B-v0.1", "mixtral", {6144, 16384, 56, 48, 0},

@@ -179,6 +179,7 @@ static unsigned lora_modules(const Family *family, const char *targets, const ch
             family->conv1d || (family->experts_beside && tensor >= ROUTER_WEIGHT) || gate || mixer || twice;
         const char *end = whole ? NULL : lora_is_parameter(family, tensor) ? strchr(module, '.') : strrchr(module, '.');
         all |= 1u << i;
+        if (family->shared_dense && tensor >= SHARED_GATE_WEIGHT && tensor <= SHARED_DOWN_WEIGHT) continue; // the MLP's
         snprintf(known + strlen(known), sizeof(known) - strlen(known), "%s%s", i ? ", " : "", end ? end + 1 : module);
     }
     if (!strcmp(targets, "all") || !strcmp(targets, "all-linear")) return all;

@@ -73,7 +73,8 @@ static size_t gpu_ssd_scratch(const DeltaShape *shape, int backward) {
     const size_t n = delta_rows(shape), blocks = min_size(GPU_DELTA_SEGMENT, n), B = DELTA_BLOCK;
     const size_t HV = shape->HV, states = delta_state_elements(shape);
     if (shape->K > GPU_MOST_SSD_STATE)
-        die("ssm_state_size is %zu, but op set cuda supports at most %d", shape->K, GPU_MOST_SSD_STATE);
+        die("a Mamba-2 state is %zu wide (ssm_state_size, mamba_d_state), but op set cuda supports at most %d",
+            shape->K, GPU_MOST_SSD_STATE);
     const size_t both = 4 + gpu_four(states) + blocks * HV * (10 * 256 + 4 * B + 4);
     const size_t borders = gpu_four(n ? (n - 1) / (GPU_DELTA_SEGMENT * B) * states : 0);
     return backward ? both + blocks * HV * 3 * B + borders + 2 * gpu_four(blocks * states) + gpu_four(blocks * 3 * HV)

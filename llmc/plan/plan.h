@@ -58,7 +58,8 @@ typedef struct {
 // and V/C for the head: their live tensors then have the size of a layer's input.
 static size_t chunk_unasked(const RunSettings *settings, const Ops *ops, size_t N, int head) {
     const Config *c = &settings->model->config;
-    const size_t experts = c->num_experts_per_tok * c->moe_intermediate_size + c->shared_expert_intermediate_size;
+    const size_t routed = c->num_experts_per_tok * c->moe_intermediate_size;
+    const size_t experts = c->num_experts ? routed + c->shared_expert_intermediate_size : 0;
     const size_t width = head ? c->vocab_size : max_size(c->intermediate_size, experts);
     const size_t C = c->hidden_size, count = (width + C - 1) / C;
     if (settings->method != METHOD_MST || !N) return head ? ops->logits_chunk : ops->chunk;

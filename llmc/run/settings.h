@@ -246,7 +246,8 @@ static void settings_add_routers(RunSettings *settings, const Options *o) {
     if (o->router_bias_update > 0 && settings->lora)
         die_usage("--router-bias-update: a folder of adapters has no place for biases; leave it out, or train without "
                   "--lora-rank");
-    const int balances = softmax && o->objective != OBJECTIVE_SIMPO && o->objective != OBJECTIVE_ORPO; // as TRL does
+    const int balances =
+        experts && softmax && o->objective != OBJECTIVE_SIMPO && o->objective != OBJECTIVE_ORPO; // as TRL does
     settings->router_aux_loss = !isnan(o->router_aux_loss) ? o->router_aux_loss
                                 : balances                 ? c->router_aux_loss_coef
                                                            : 0;

@@ -62,7 +62,7 @@ static LinearShape linear_shape_of(const Config *c, unsigned form) {
     s.DK = c->linear_key_head_dim, s.DV = c->linear_value_head_dim;
     s.W = linear_channels(c), s.DVs = s.HV * s.DV;
     s.gates = (form & FORM_CONVOLUTION) != 0;
-    s.ssd = c->family->ssd, s.least = c->time_step_min, s.most = INFINITY;
+    s.ssd = c->family->ssd, s.least = c->time_step_min, s.most = time_step_most(c);
     s.norms = s.ssd ? s.HK : s.HV, s.norm = s.norms ? s.DVs / s.norms : 0;
     s.E = s.gates ? 3 * s.W : s.W + s.DVs + (s.ssd ? 1 : 2) * s.HV, s.out = s.gates ? s.W : s.DVs;
     s.transfer = s.ssd ? s.HV : s.HV * s.DK * s.DK;

@@ -27,7 +27,7 @@ static OpShape model_shape(const Config *c, size_t n) {
         s.delta.K = c->linear_key_head_dim, s.delta.V = c->linear_value_head_dim;
         s.delta.taps = c->linear_conv_kernel_dim, s.delta.doubled = c->linear_allow_neg_eigval,
         s.delta.ssd = c->family->ssd;
-        s.delta.least = c->time_step_min, s.delta.most = INFINITY;
+        s.delta.least = c->time_step_min, s.delta.most = time_step_most(c);
     }
     if (!s.delta.HK) s.delta = small; // short convolutions alone
     s.delta.stride = s.delta.HV * s.delta.V + 8;

@@ -260,6 +260,12 @@ TEST(configurations_that_are_written) {
         "qwen3_next,num_experts=6,num_experts_per_tok=2,mlp_only_layers=0+3,norm_topk_prob=false,layer_types=lf",
         "nemotron_h,num_hidden_layers=5,layer_types=LeLFp,num_experts=6,n_group=3,topk_group=2,norm_topk_prob=false,"
         "shared_expert_intermediate_size=100,time_step_min=0.25,linear_conv_kernel_dim=2",
+        "granitemoehybrid,num_hidden_layers=4,layer_types=lnl,time_step_min=0.25,linear_value_head_dim=96,num_experts="
+        "6",
+        "granitemoehybrid,num_hidden_layers=3,layer_types=lf,time_step_max=0.5,num_experts=0,num_experts_per_tok=0,"
+        "rope_type=yarn,factor=4,attention_bias=true,attention_multiplier=0.2,logits_scaling=3",
+        "bamba,num_hidden_layers=5,layer_types=lf,partial_rotary_factor=0.25,time_step_min=0.1,time_step_max=0.5,"
+        "linear_num_value_heads=256,attention_bias=true,mlp_bias=true,rope_type=linear,factor=2",
         "mixtral,sliding_window=9,intermediate_size=20",
         "gpt_oss,num_hidden_layers=3,layer_types=f,attention_bias=false,swiglu_limit=2.5",
         "gpt_oss,rope_type=default,num_experts=4,num_experts_per_tok=1",

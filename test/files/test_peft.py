@@ -42,7 +42,7 @@ def auto_class(name):
 
 
 def open_base(name):
-    experts = {"experts_implementation": "eager"} if name in EXPERTS + STACKS + ("nemotron_h",) else {}  # the only one in double
+    experts = {"experts_implementation": "eager"} if name in EXPERTS + STACKS + ("nemotron_h", "granitemoehybrid") else {}  # the only one in double
     return auto_class(name).from_pretrained(folder(name), dtype=torch.float32, **experts)
 
 
@@ -203,6 +203,13 @@ ours_to_theirs("nemotron_h", "--lora-targets", "in_proj,q_proj,shared_experts.up
                "--lora-rank-pattern", "in_proj=3,experts.down_proj=2")
 theirs_to_ours("nemotron_h", "branches", r=3, lora_alpha=5, target_modules=["in_proj", "q_proj", "up_proj", "down_proj"],
                target_parameters=["mixer.experts.up_proj", "mixer.experts.down_proj", "mixer.gate.weight"])
+# Granite's experts and router are parameters, which all-linear leaves out; its shared MLP fuses gate and up.
+ours_to_theirs("granitemoehybrid", "--lora-targets", "all", "--lora-rank-pattern", "in_proj=3,experts.down_proj=2,input_linear=5")
+theirs_to_ours("granitemoehybrid", "parameters", r=3, lora_alpha=5, target_modules=["out_proj", "k_proj", "output_linear"],
+               target_parameters=["moe.experts.gate_up_proj", "moe.experts.down_proj", "moe.router.weight"])
+for golden in ("granitemoehybrid", "granitemoehybrid-dense", "bamba"):
+    ours_to_theirs(golden)
+    theirs_to_ours(golden, "all-linear", r=3, lora_alpha=5, target_modules="all-linear")
 per_expert("nemotron_h", "--lora-targets", "experts.up_proj,experts.down_proj,in_proj", "--lora-rank", "3")
 for golden in EXPERTS:
     theirs_to_ours(golden, "all-linear", r=3, lora_alpha=5, target_modules="all-linear")

@@ -46,7 +46,7 @@ TEST(golden_files_are_read) {
 TEST(any_range) {
     static const char *const names[] = {"gpt2",        "qwen2-fp16", "gpt2/gpt2_llmc_bf16.bin",
                                         "llama",       "qwen3-bf16", "qwen3_next",
-                                        "olmo_hybrid", "nemotron_h"};
+                                        "olmo_hybrid", "nemotron_h", "granitemoehybrid"};
     for (size_t f = 0; f < COUNT_OF(names); f++) {
         WeightSource *source = weights_open(golden_path(names[f]));
         if (f == 3 || f == 4) source_grow(source, source->config.vocab_size + 7);
@@ -106,7 +106,8 @@ TEST(gradients_as_transformers_has_them) {
 
                                         "qwen2",   "qwen3",      "qwen3-bf16",  "phi3",          "gemma3",
 
-                                        "qwen3_5", "qwen3_next", "olmo_hybrid", "nemotron_h"};
+                                        "qwen3_5", "qwen3_next", "olmo_hybrid", "nemotron_h",    "granitemoehybrid",
+                                        "bamba"};
     const Ops *ops = ops_fenced();
     for (size_t k = 0; k < 3 * COUNT_OF(names); k++) {
         const GoldenModel reference = {names[k / 3], NULL, DTYPE_FP32, 1};

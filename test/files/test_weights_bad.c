@@ -196,6 +196,7 @@ static const Damage changed_texts[] = {
         "model_type kimi_linear, a hybrid with layers of linear attention, is not in this version; "
         "families are gpt2, llama, mistral, ministral3, qwen2, qwen3, gemma3, qwen3_5, smollm3, olmo2, olmo3, "
         "olmo_hybrid, phi3, glm4, granite, seed_oss, hunyuan_v1_dense, ernie4_5, muse_glimmer"),
+    KEY("llama", "model_type", "\"llama\"", "\"falcon_h1\"", "model_type falcon_h1 is not in this version"),
     KEY("llama", "model_type", "\"llama\"", "\"deepseek_v3\",\"n_routed_experts\":8",
         "model_type deepseek_v3, a mixture of experts, is not in this version"),
     // experts: their keys, and tensors of each or of all
@@ -211,6 +212,21 @@ static const Damage changed_texts[] = {
     KEY("glm4_moe", "n_group", "2", "6", "equal groups of num_experts 6 must hold num_experts_per_tok 2"),
     KEY("glm4_moe", "n_shared_experts", "2", "3",
         "shared_experts.gate_proj.weight has shape [40, 32], but config.json"),
+    KEY("granitemoehybrid", "mamba_d_head", "8", "9", "mamba_n_heads 6 x mamba_d_head 9 must be mamba_expand x"),
+    KEY("granitemoehybrid", "mamba_expand", "2", "0", "mamba_d_head 8 must be mamba_expand x hidden_size, 0"),
+    CONFIG("granitemoehybrid", "1.1", "0.5", "time_step_limit must be a list of two numbers, the second above"),
+    KEY("granitemoehybrid", "num_experts_per_tok", "2", "0", "num_experts_per_tok is 0, but must be at least 1"),
+    KEY("granitemoehybrid", "mamba_conv_bias", "true", "false", "mamba_conv_bias is false; it must be true"),
+    CONFIG("granitemoehybrid", "{", "{\"layers_block_type\": [\"moe\", \"mamba\", \"mamba\"],",
+        "layer_types: layer 0 is moe, but must be"),
+    KEY("granitemoehybrid", "shared_intermediate_size", "28", "null", "shared_intermediate_size is null"),
+    KEY("granitemoehybrid", "mamba_d_head", "8", "\"auto\"", NULL),
+    KEY("granitemoehybrid", "num_experts_per_tok", "2", "2, \"time_step_min\": 9", NULL), // no key of its class
+    KEY("bamba", "z_loss_coefficient", "0.0", "0.1", "z_loss_coefficient is 0.10000000000000001; it must be 0"),
+    CONFIG("bamba", "[\n    1\n  ]", "[\n    -1\n  ]", "attn_layer_indices has an entry that is not a layer's number"),
+    KEY("bamba", "mamba_expand", "3", "3, \"layer_types\": [\"mamba\"]",
+        "layer_types is no key of its class; give attn_layer_indices"),
+    KEY("bamba", "mlp_bias", "true", "true, \"partial_rotary_factor\": 0.25", NULL), // the class ignores it
     KEY("glm4_moe_lite", "q_lora_rank", "8", "null", "q_lora_rank is null, queries of full rank"),
     KEY("glm4_moe_lite", "v_head_dim", "10", "8", "v_head_dim 8 must be qk_nope_head_dim + qk_rope_head_dim, 10"),
     KEY("glm4_moe_lite", "rope_interleave", "true", "false", "rope_interleave is false; it must be true"),
@@ -378,7 +394,7 @@ TEST(texts) {
         golden_copies("gpt2 llama llama3 llama-sharded llama-tied qwen2 qwen3 qwen3-yarn mistral gemma3 "
                       "gemma3-linear ministral3 smollm3 olmo2 olmo3 phi3 glm4 granite mistral-full qwen3_moe "
                       "seed_oss hunyuan_v1_dense ernie4_5 muse_glimmer olmo_hybrid lfm2 lfm3 lfm2_moe "
-                      "qwen3_moe-fused mixtral glm4_moe glm4_moe_lite gpt_oss gemma4-e");
+                      "qwen3_moe-fused mixtral glm4_moe glm4_moe_lite gpt_oss gemma4-e granitemoehybrid bamba");
     expect_damage_found(&suite, changed_texts, COUNT_OF(changed_texts));
 }
 

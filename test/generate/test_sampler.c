@@ -125,6 +125,9 @@ TEST(greedy_text_of_golden_models) {
                                         "qwen3_next",
                                         "olmo_hybrid",
                                         "nemotron_h-dense",
+                                        "granitemoehybrid",
+                                        "granitemoehybrid-dense",
+                                        "bamba",
                                         "glm4_moe_lite"};
     static const size_t chunks[] = {1, 3, 6, 1024};
     static const SamplingSettings greedy = {0, 0, 0, 1, 0};

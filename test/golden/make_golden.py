@@ -24,9 +24,9 @@ import torch
 import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, Ernie4_5Config, Gemma3TextConfig,
+from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, BambaConfig, Ernie4_5Config, Gemma3TextConfig,
                           Gemma4TextConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GPT2Config, GptOssConfig, GraniteConfig,
-                          HunYuanDenseV1Config, Lfm2Config, Lfm2MoeConfig, Lfm3Config,
+                          GraniteMoeHybridConfig, HunYuanDenseV1Config, Lfm2Config, Lfm2MoeConfig, Lfm3Config,
                           LlamaConfig, Ministral3Config, MistralConfig, MixtralConfig,
                           MuseGlimmerConfig, NemotronHConfig, Olmo2Config, Olmo3Config, OlmoHybridConfig, Phi3Config, Qwen2Config,
                           Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig,
@@ -45,7 +45,7 @@ NORMS = classes("""llama.LlamaRMSNorm mistral.MistralRMSNorm ministral.Ministral
     glm4.Glm4RMSNorm qwen3_moe.Qwen3MoeRMSNorm mixtral.MixtralRMSNorm glm4_moe.Glm4MoeRMSNorm granite.GraniteRMSNorm
     gpt_oss.GptOssRMSNorm seed_oss.SeedOssRMSNorm hunyuan_v1_dense.HunYuanDenseV1RMSNorm ernie4_5.Ernie4_5RMSNorm
     lfm2.Lfm2RMSNorm lfm2_moe.Lfm2MoeRMSNorm lfm3.Lfm3RMSNorm
-    olmo_hybrid.OlmoHybridRMSNorm
+    olmo_hybrid.OlmoHybridRMSNorm granitemoehybrid.GraniteMoeHybridRMSNorm bamba.BambaRMSNorm
     glm4_moe_lite.Glm4MoeLiteRMSNorm""")
 OFFSET_NORMS = classes("""gemma3.Gemma3RMSNorm qwen3_5.Qwen3_5RMSNorm qwen3_5_moe.Qwen3_5MoeRMSNorm
     qwen3_next.Qwen3NextRMSNorm muse_glimmer.MuseGlimmerTextCenteredRMSNorm""")
@@ -54,7 +54,8 @@ CASTING = classes("""qwen3_5.Qwen3_5GatedDeltaNet qwen3_5_moe.Qwen3_5MoeGatedDel
     gemma4.Gemma4TextRouter ernie4_5.Ernie4_5Attention qwen3_next.Qwen3NextGatedDeltaNet
     qwen3_next.Qwen3NextTopKRouter muse_glimmer.MuseGlimmerRMSNorm
     olmo_hybrid.OlmoHybridGatedDeltaNet
-    glm4_moe_lite.Glm4MoeLiteTopkRouter nemotron_h.NemotronHForCausalLM""")
+    glm4_moe_lite.Glm4MoeLiteTopkRouter nemotron_h.NemotronHForCausalLM
+    granitemoehybrid.GraniteMoeHybridMambaLayer granitemoehybrid.GraniteMoeHybridTopKRouter bamba.BambaMixer""")
 Gemma4TextRouter, *SigmoidRouters = classes("""gemma4.Gemma4TextRouter glm4_moe.Glm4MoeTopkRouter
     glm4_moe_lite.Glm4MoeLiteTopkRouter nemotron_h.NemotronHTopkRouter""")
 
@@ -398,6 +399,31 @@ NEMOTRON_H_DENSE = NemotronHConfig(
     intermediate_size=36, ssm_state_size=16, mamba_num_heads=4, mamba_head_dim=8, n_groups=1, chunk_size=16,
     layer_norm_epsilon=1e-3, max_position_embeddings=128, **NO_SPECIAL_TOKENS)
 
+# Three heads of 8 to each of two groups, steps between two bounds, odd multipliers; attention in the middle, which rotates;
+# files hold the experts in stacks, next to a wider MLP.
+GRANITE_HYBRID = GraniteMoeHybridConfig(
+    vocab_size=99, hidden_size=24, intermediate_size=20, shared_intermediate_size=28, num_hidden_layers=3, num_attention_heads=4,
+    num_key_value_heads=2, head_dim=8, max_position_embeddings=128, rms_norm_eps=1e-3, num_local_experts=5, num_experts_per_tok=2,
+    layer_types=["mamba", "attention", "mamba"], position_embedding_type="rope", mamba_n_heads=6, mamba_d_state=5, mamba_n_groups=2,
+    mamba_d_conv=3, mamba_chunk_size=16, time_step_limit=[0.5, 1.1], embedding_multiplier=2.5, attention_multiplier=0.2,
+    residual_multiplier=0.4, logits_scaling=0.6, attention_bias=True, rope_parameters=dict(rope_type="default", rope_theta=20000.0),
+    **NO_SPECIAL_TOKENS)
+
+# No experts, no rotary positions, one group: as Granite 4's h-micro.
+GRANITE_HYBRID_DENSE = GraniteMoeHybridConfig(
+    vocab_size=94, hidden_size=32, intermediate_size=7, shared_intermediate_size=40, num_hidden_layers=3, num_attention_heads=4,
+    num_key_value_heads=1, max_position_embeddings=128, rms_norm_eps=1e-3, num_local_experts=0, num_experts_per_tok=0,
+    layer_types=["mamba", "mamba", "attention"], position_embedding_type="nope", mamba_n_heads=8, mamba_d_state=16,
+    mamba_chunk_size=16, embedding_multiplier=3.0, attention_multiplier=0.3, residual_multiplier=0.7,
+    logits_scaling=0.8, tie_word_embeddings=True, **NO_SPECIAL_TOKENS)
+
+# Half of a head of 12 is rotated; biases in attention and MLP, three times as many values as hidden elements.
+BAMBA = BambaConfig(
+    vocab_size=97, hidden_size=36, intermediate_size=44, num_hidden_layers=3, num_attention_heads=3, num_key_value_heads=1,
+    max_position_embeddings=128, rms_norm_eps=1e-3, attn_layer_indices=[1], mamba_n_heads=4, mamba_expand=3, mamba_d_state=6,
+    mamba_n_groups=2, mamba_chunk_size=16, attention_bias=True, mlp_bias=True,
+    rope_parameters=dict(rope_type="default", rope_theta=20000.0, partial_rotary_factor=0.5), **NO_SPECIAL_TOKENS)
+
 
 @dataclass
 class Case:
@@ -460,6 +486,9 @@ CASES = [
     Case("qwen3_next", QWEN3_NEXT, seed=347),
     Case("nemotron_h", NEMOTRON_H, seed=303),
     Case("nemotron_h-dense", NEMOTRON_H_DENSE, seed=12, lengths=tuple(LONGER_DOCUMENTS)),
+    Case("granitemoehybrid", GRANITE_HYBRID, seed=29),
+    Case("granitemoehybrid-dense", GRANITE_HYBRID_DENSE, seed=9, lengths=tuple(LONGER_DOCUMENTS)),
+    Case("bamba", BAMBA, seed=11, pad=33),
     Case("mixtral", MIXTRAL, seed=1223),
     Case("glm4_moe", GLM4_MOE, seed=763),
     Case("glm4_moe_lite", GLM4_MOE_LITE, seed=4991),
@@ -529,7 +558,7 @@ def random_model(case):
                 value = 0.8 * noise
             elif name.endswith(("mlp.gate.weight", "mixer.gate.weight")):
                 value = 0.3 * noise
-            elif name.endswith(("mlp.router.weight", "sinks")):
+            elif name.endswith(("mlp.router.weight", "moe.router.weight", "sinks")):
                 value = 0.6 * noise
             else:
                 value = 0.15 * noise
@@ -719,10 +748,11 @@ def loss_and_gradients(model, stream):
 def greedy(model, prompt):
     """
     The tokens transformers generates, and the smallest lead of the best over the second logit on the way. Its cache does
-    not know how long a text is without a layer of attention.
+    not know how long a text is without a layer of attention, and with it Mamba-2's steps have no bounds in these families.
     """
+    kinds = set(getattr(model.config, "layer_types", None) or [None]) - {"linear_attention", "conv"}
     out = model.generate(prompt[None].long(), attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-                         use_cache=bool(set(getattr(model.config, "layer_types", None) or [None]) - {"linear_attention", "conv"}),
+                         use_cache=bool(kinds) and model.config.model_type not in ("granitemoehybrid", "bamba"),
                          do_sample=False, max_new_tokens=GREEDY_TOKENS, return_dict_in_generate=True, output_logits=True)
     best_two = torch.stack(out.logits)[:, 0].topk(2).values
     return out.sequences[0, len(prompt):].to(torch.int32), float((best_two[:, 0] - best_two[:, 1]).min())

@@ -73,6 +73,19 @@ more passes of a method. The passes leave the loss and every gradient on the hos
     "num_key_value_heads=1,head_dim=6,vocab_size=23,linear_num_key_heads=2,linear_num_value_heads=4,"                  \
     "linear_key_head_dim=6,linear_value_head_dim=5,num_experts=6,num_experts_per_tok=2,n_group=2,topk_group=1,"        \
     "moe_intermediate_size=12,shared_expert_intermediate_size=10,time_step_min=1.3,rms_norm_eps=1e-1"
+// Mamba-2 with steps between two bounds, or attention; then experts and a wider MLP for all, or that MLP alone
+#define GRANITE_SIZES                                                                                                  \
+    "granitemoehybrid,hidden_size=20,intermediate_size=18,num_hidden_layers=3,num_attention_heads=2,"                  \
+    "num_key_value_heads=1,head_dim=6,vocab_size=23,linear_num_key_heads=2,linear_num_value_heads=4,"                  \
+    "linear_key_head_dim=6,linear_value_head_dim=5,time_step_min=0.5,time_step_max=1.5,num_experts_per_tok=2,"         \
+    "moe_intermediate_size=12,embedding_multiplier=2,attention_multiplier=0.3,residual_multiplier=0.5,"                \
+    "logits_scaling=0.7,rms_norm_eps=1e-1"
+#define TINY_GRANITE       GRANITE_SIZES ",layer_types=lnl,num_experts=5"
+#define TINY_GRANITE_DENSE GRANITE_SIZES ",layer_types=lf,num_experts=0,tie_word_embeddings=true"
+#define TINY_BAMBA                                                                                                     \
+    "bamba,hidden_size=24,intermediate_size=18,num_hidden_layers=3,layer_types=lfl,num_attention_heads=2,"             \
+    "num_key_value_heads=1,head_dim=8,vocab_size=23,linear_num_key_heads=1,linear_num_value_heads=3,"                  \
+    "linear_key_head_dim=7,linear_conv_kernel_dim=3,mlp_bias=true,attention_bias=true,rms_norm_eps=1e-1"
 // Experts; append mlp_only_layers and num_experts_per_tok.
 #define TINY_EXPERTS                                                                                                   \
     "qwen3_moe,hidden_size=20,intermediate_size=24,num_hidden_layers=3,num_attention_heads=4,num_key_value_heads=2,"   \

@@ -46,6 +46,8 @@ static const char *const models[] = {
     TINY_SHARED,
     TINY_SHAPES,
     TINY_MAMBA,
+    TINY_GRANITE,
+    TINY_BAMBA,
 };
 
 static const struct {
@@ -61,7 +63,7 @@ static const struct {
     {2, {30, 34}},
     {7, {9, 9, 1, 8, 9, 11, 2}},
 };
-enum { MODELS = COUNT_OF(models), HYBRIDS_FROM = MODELS - 5, LENGTHS = COUNT_OF(lengths), STREAMS_MOST = 2 };
+enum { MODELS = COUNT_OF(models), HYBRIDS_FROM = MODELS - 7, LENGTHS = COUNT_OF(lengths), STREAMS_MOST = 2 };
 
 static Case case_of(Config config, int lora) {
     Case c = {0};

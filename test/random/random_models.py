@@ -32,8 +32,8 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func  # noqa: E402
-from transformers import (Ernie4_5Config, Gemma3TextConfig, Gemma4TextConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GPT2Config,  # noqa: E402
-                          GptOssConfig, GraniteConfig, HunYuanDenseV1Config, Lfm2Config, Lfm2MoeConfig, Lfm3Config,
+from transformers import (BambaConfig, Ernie4_5Config, Gemma3TextConfig, Gemma4TextConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GPT2Config,  # noqa: E402
+                          GptOssConfig, GraniteConfig, GraniteMoeHybridConfig, HunYuanDenseV1Config, Lfm2Config, Lfm2MoeConfig, Lfm3Config,
                           LlamaConfig, Ministral3Config, MistralConfig,
                           MixtralConfig, MuseGlimmerConfig, NemotronHConfig, Olmo2Config, Olmo3Config, OlmoHybridConfig, Phi3Config,
                           Qwen2Config, Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig,
@@ -361,6 +361,44 @@ def nemotron_h(r):
                            moe_shared_expert_intermediate_size=r.randrange(3, 50), routed_scaling_factor=r.choice([1.0, 2.5]))
 
 
+def mamba(r, s):
+    """Draws the keys of Mamba-2 in classes with mamba_expand; changes hidden_size to fit."""
+    groups, expand = r.choice([1, 1, 2, 3]), r.choice([1, 2, 2, 3])
+    heads = groups * r.randrange(1, 4)
+    s["hidden_size"] = s["num_attention_heads"] * heads * r.randrange(1, max(2, 60 // (s["num_attention_heads"] * heads)))
+    limit = r.choice([(0.0, float("inf")), (0.0, float("inf")), (0.3, 1.0), (0.6, float("inf")), (0.0, 0.8)])
+    return dict(mamba_n_heads=heads, mamba_n_groups=groups, mamba_expand=expand, mamba_d_state=r.randrange(1, 20), time_step_limit=limit,
+                mamba_d_head=r.choice(["auto", expand * s["hidden_size"] // heads]), mamba_d_conv=r.randrange(2, 6), mamba_chunk_size=16)
+
+
+def granitemoehybrid(r):
+    s = sizes(r)
+    m, dense = mamba(r, s), r.random() < 0.4
+    if r.random() < 0.6:
+        del s["head_dim"]
+        s["hidden_size"] *= 2
+        m["mamba_d_head"] = "auto"
+    E = 0 if dense else r.randrange(2, 9)
+    types = [r.choice(["mamba", "mamba", "attention"]) for _ in range(s["num_hidden_layers"])]
+    return GraniteMoeHybridConfig(**s, **m, layer_types=r.choice([types, types, None]), num_local_experts=E,
+                                  num_experts_per_tok=r.choice([1, 2]) if E else r.choice([0, 2]), shared_intermediate_size=r.randrange(3, 50),
+                                  position_embedding_type=r.choice(["rope", "nope", None]), rope_parameters=scaling(r, 64),
+                                  attention_bias=r.random() < 0.3, embedding_multiplier=r.choice([1, 0.5, 12.0]),
+                                  attention_multiplier=r.choice([0.125, 0.5, 1.0]), residual_multiplier=r.choice([0.22, 1.0, 1.7]),
+                                  logits_scaling=r.choice([0.7, 1, 8.0]))
+
+
+def bamba(r):
+    s, rope = sizes(r), scaling(r, 64)
+    m = mamba(r, s)
+    s["head_dim"] = 4 * (s["head_dim"] // 4 or 1)
+    if r.random() < 0.3:
+        rope["partial_rotary_factor"] = part(r, s["head_dim"])  # else the class rotates a half
+    layers = [l for l in range(s["num_hidden_layers"]) if r.random() < 0.4]
+    return BambaConfig(**s, **m, attn_layer_indices=r.choice([layers, layers, None]), rope_parameters=rope,
+                       attention_bias=r.random() < 0.3, mlp_bias=r.random() < 0.3)
+
+
 def gpt_oss(r):
     s, E = sizes(r), r.choice([1, *range(2, 17)])
     some = {} if r.random() < 0.2 else dict(rope_parameters=scaling(r, 64))  # {}: the class's YaRN
@@ -376,7 +414,7 @@ FAMILIES = dict(gpt2=gpt2, llama=llama, mistral=mistral, ministral3=ministral3, 
                 hunyuan_v1_dense=hunyuan_v1_dense, ernie4_5=ernie4_5, qwen3_next=qwen3_next, muse_glimmer=muse_glimmer,
                 lfm2=lfm2, lfm2_moe=lfm2_moe, lfm3=lfm3,
                 olmo_hybrid=olmo_hybrid,
-                nemotron_h=nemotron_h)
+                nemotron_h=nemotron_h, granitemoehybrid=granitemoehybrid, bamba=bamba)
 
 
 # ---- mutated config.json ---------------------------------------------------------------------------------------------------------
@@ -415,7 +453,13 @@ VALUES = dict(
     block_multiple_of=[1, 16, 0], block_ffn_dim_multiplier=[1.0, 0.7, 2, None],
     swiglu_alpha=[1.0, 0, None], swiglu_limit=[0.5, 0, None],
     router_aux_loss_coef=[0.5, 0], output_router_logits=[True], num_nextn_predict_layers=[0, 1, 2],
-    global_head_dim=[8, 6, None], num_global_key_value_heads=[1, 2, None], attention_k_eq_v=[True, False],
+    mamba_n_heads=[1, 2, 4], mamba_n_groups=[1, 2, 0], mamba_d_state=[3, 8, 0], mamba_d_head=["auto", 8, 12, None, "8"],
+    mamba_d_conv=[1, 2, 4, 9], mamba_expand=[1, 2, 3, 1.5, None], mamba_conv_bias=[True, False, None], mamba_proj_bias=[False, True],
+    mamba_chunk_size=[8, 16], attn_layer_indices=[None, [], [0], [1, 9], [-1]], z_loss_coefficient=[0.0, 0, 0.1, None],
+    time_step_limit=[None, [0.0, 1.0], [0.2, {"__float__": "Infinity"}], [-1.0, float("inf")], [0.5, 0.5], [0.0, float("inf")], [0.5]],
+    position_embedding_type=["rope", "nope", None, "alibi"], shared_intermediate_size=[8, 24, None],
+    layers_block_type=[None, ["mamba"], ["mamba", "attention"], ["linear_attention", "full_attention"]],
+    time_step_min=[0.1], time_step_max=[0.5], global_head_dim=[8, 6, None], num_global_key_value_heads=[1, 2, None], attention_k_eq_v=[True, False],
     num_kv_shared_layers=[0, 1, 2], use_double_wide_mlp=[True, False], hidden_size_per_layer_input=[0, 4, None],
     vocab_size_per_layer_input=[60, 160, 30], enable_moe_block=[True, False], top_k_experts=[1, 2, None, 0],
     per_layer_config=[{}, {"0": dict(head_dim=8)}, {"00": dict(head_dim=8, num_key_value_heads=1)}, {"1": dict(sliding_window=3)}],
@@ -475,6 +519,10 @@ def mutate(r, config):
     return "; ".join(said)
 
 
+STORED = {"self_attn.g_proj.": "self_attn.gate_proj.", "moe.experts.gate_up_proj": "moe.input_linear.weight",
+          "moe.experts.down_proj": "moe.output_linear.weight", "moe.router.weight": "moe.router.layer.weight"}  # names in files
+
+
 def small_model(folder):
     """Builds transformers' model of a config.json, with random weights representable in fp32, saved beside it."""
     config = transformers.AutoConfig.from_pretrained(folder)
@@ -494,7 +542,11 @@ def small_model(folder):
             mean = -2 if name.endswith("A_log") else float(one)
             noise = (0.15 if parameter.ndim == 1 else 0.25) * torch.randn(parameter.shape)
             parameter.copy_((mean + noise).float())
-    weights = {name.replace("self_attn.g_proj.", "self_attn.gate_proj."): p.detach().float().contiguous() for name, p in model.named_parameters()}
+    weights = {}
+    for name, p in model.named_parameters():
+        for memory, file in STORED.items():
+            name = name.replace(memory, file)
+        weights[name] = p.detach().float().contiguous()
     weights |= {name: b.float() for name, b in model.named_buffers() if name.endswith(("e_score_correction_bias", "layer_scalar", "expert_bias"))}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return model

@@ -247,6 +247,8 @@ TEST(qwen3_moe_fused) { FOLDER("qwen3_moe-fused"); }
 TEST(qwen3_5_moe) { FOLDER("qwen3_5_moe"); }
 TEST(qwen3_next) { FOLDER("qwen3_next"); }
 TEST(nemotron_h) { FOLDER("nemotron_h"); }
+TEST(granitemoehybrid) { FOLDER("granitemoehybrid"); }
+TEST(bamba) { FOLDER("bamba"); }
 TEST(mixtral) { FOLDER("mixtral"); }
 TEST(glm4_moe) { FOLDER("glm4_moe"); }
 TEST(glm4_moe_lite) { FOLDER("glm4_moe_lite"); }
@@ -272,6 +274,7 @@ TEST(phi3) { ALONE(FOLDER("phi3")); }
 TEST(qwen3_yarn) { ALONE(FOLDER("qwen3-yarn")); }
 TEST(qwen3_5_heads) { ALONE(FOLDER("qwen3_5-heads")); }
 TEST(nemotron_h_dense) { ALONE(FOLDER("nemotron_h-dense")); }
+TEST(granitemoehybrid_dense) { ALONE(FOLDER("granitemoehybrid-dense")); }
 TEST(qwen3_5_one) { ALONE(FOLDER("qwen3_5-one")); }
 TEST(qwen3_5_linear) { ALONE(FOLDER("qwen3_5-linear")); }
 TEST(qwen3_5_full) { ALONE(FOLDER("qwen3_5-full")); }

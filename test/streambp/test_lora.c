@@ -33,6 +33,8 @@ static const char *const models[] = {TINY_GPT2,
                                      TINY_SHAPES,
                                      TINY_SHARED,
                                      TINY_MAMBA,
+                                     TINY_GRANITE,
+                                     TINY_BAMBA,
                                      TINY_SINKS,
                                      TINY_BESIDE,
                                      TINY_OWN ",tie_word_embeddings=false",
@@ -68,7 +70,10 @@ static TinyCase case_make(size_t m, size_t a) {
     if (family_has_convolution(family)) targets = a == 1 ? "in_proj,q_proj" : a == 2 ? "out_proj,w3" : "all";
     if (a == 2 && family->names.layer.IN_K_WEIGHT) targets = "linear_attn.v_proj,g_proj";
     if (family->router) targets = family->names.expert[0] ? adapters[a].expert_targets : adapters[a].stack_targets;
-    if (family->ssd) targets = a % 2 ? "in_proj,experts.up_proj,k_proj" : "all";
+    const char *of_mamba = family->bare_attention ? "in_proj,experts.up_proj,k_proj"
+                           : family->router       ? "in_proj,experts.down_proj,input_linear,router,k_proj"
+                                                  : "in_proj,out_proj,up_proj,k_proj";
+    if (family->ssd) targets = a % 2 ? of_mamba : "all";
     c.lora.modules = lora_modules(c.model.config.family, targets, "test", EXIT_USAGE);
     c.lora.saves[EMBEDDING] = c.lora.saves[LM_HEAD] = a >= ADAPTERS - 2 && !c.model.config.tie_word_embeddings;
     if (c.model.config.tie_word_embeddings ? a == ADAPTERS - 1 : a == ADAPTERS - 3) lora_give_outer(&c.lora);

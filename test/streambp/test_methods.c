@@ -37,6 +37,9 @@ static const char *const models[] = {
     "head_dim=8,vocab_size=29,layer_types=c,linear_conv_kernel_dim=7,tie_word_embeddings=false",
     TINY_SHAPES,
     TINY_MAMBA,
+    TINY_GRANITE,
+    TINY_GRANITE_DENSE,
+    TINY_BAMBA,
     // experts: one for each token, weights that do not add up to 1; all of them
     TINY_MIXED,
     TINY_EXPERTS ",num_experts_per_tok=1",

@@ -312,7 +312,8 @@ TEST(golden_models) {
                                         "qwen3_next",     "nemotron_h",
                                         "muse_glimmer",   "lfm2",
                                         "lfm3",           "lfm2_moe",
-                                        "olmo_hybrid"};
+                                        "olmo_hybrid",    "granitemoehybrid",
+                                        "bamba"};
     for (size_t i = 0; i < COUNT_OF(names); i++) golden_agrees(names[i], i);
 }
 
@@ -326,6 +327,7 @@ TEST(windows_and_states) {
         TINY_LLLF,
         TINY_LINEAR,
         TINY_MAMBA,
+        TINY_GRANITE,
         TINY_HYBRID ",num_hidden_layers=2,layer_types=l,linear_num_value_heads=2,linear_conv_kernel_dim=2",
         TINY_SHORT ",linear_conv_kernel_dim=7",
         TINY_SHORT3,

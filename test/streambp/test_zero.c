@@ -20,6 +20,7 @@ static const char *const models[] = {
     TINY_BARE,
     TINY_SHAPES,
     TINY_MAMBA,
+    TINY_GRANITE,
 };
 enum { MODELS = COUNT_OF(models), STAGES = 4 };
 

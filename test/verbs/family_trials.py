@@ -3,6 +3,7 @@ these.
 """
 import copy
 import json
+import re
 
 from checks import WORK, check, train, write_shard
 from hybrid_trials import agree, one_pass, random_shard
@@ -14,7 +15,7 @@ import encode
 import make_golden
 import shards
 
-FAMILIES = ("seed_oss", "hunyuan_v1_dense", "ernie4_5", "qwen3_next", "muse_glimmer", "olmo_hybrid")
+FAMILIES = ("seed_oss", "hunyuan_v1_dense", "ernie4_5", "qwen3_next", "muse_glimmer", "olmo_hybrid", "granitemoehybrid", "granitemoehybrid-dense", "bamba")
 STEPS, BATCH, LENGTH, LR = 30, 2, 12, 1e-3
 LOSS, WEIGHTS = 1e-5, 1e-3  # relative: of a loss at every step; of the way of all weights
 
@@ -50,7 +51,7 @@ def steps(name):
     shard = write_shard(f"steps-{name}", shards.DOCUMENTS, vocabulary, [encode.Document(row, counts) for row in ids], [1] * len(ids))
     train("train", "--model", folder, "--data", shard, "--any-tokenizer", "--seq-len", LENGTH, "--batch", BATCH, "--shuffle", "off", "--steps",
           STEPS, "--lr", LR, "--schedule", "constant", "--weight-decay", 0.1, "--beta2", 0.95, "--epsilon", 1e-6, "--grad-clip", 0, "--chunk", 7,
-          *(["--router-aux-loss", 0] if name == "qwen3_next" else []), "--out", run, "--quiet")
+          *(["--router-aux-loss", 0] if name in ("qwen3_next", "granitemoehybrid") else []), "--out", run, "--quiet")
     with open(f"{run}/log.jsonl") as log:
         ours = np.array([line["loss"] for line in map(json.loads, log) if "loss" in line])
     train("convert", "--model", run, "--out", f"{run}-hf", "--quiet", *(["--like", folder] if name == "muse_glimmer" else []))
@@ -74,7 +75,7 @@ def hand_made(name, what, edit=lambda text: text, layout="plain", **keys):
     (folder / "config.json").write_text(text)
     rng = np.random.default_rng(3)
     path, documents = random_shard(folder.name, case.config.get_text_config().vocab_size, rng, [1, 17, 9])
-    agree(f"{name}, {what}", one_pass(folder, path, "--batch", 3, "--chunk", 7, *(["--router-aux-loss", 0] if "moe_intermediate_size" in text else [])),
+    agree(f"{name}, {what}", one_pass(folder, path, "--batch", 3, "--chunk", 7, *(["--router-aux-loss", 0] if "router_aux_loss_coef" in text else [])),
           folder, documents)
     train("convert", "--model", folder, "--out", f"{folder}-again", "--quiet")
     check(f"{name}, {what}: config.json is kept", make_golden.pathlib.Path(f"{folder}-again/config.json").read_text() == text)
@@ -93,6 +94,11 @@ def family_trials():
     hand_made("olmo_hybrid", "tied, infinite", infinite, tie_word_embeddings=True)
     hand_made("olmo_hybrid", "rotated, beta below 1", rope_parameters=dict(rope_type="default", rope_theta=5e4), linear_allow_neg_eigval=False)
     hand_made("qwen3_next", "7 experts in stacks, tied, infinite", infinite, "fused", num_experts=7, num_experts_per_tok=3, tie_word_embeddings=True)
+    bare = lambda text: infinite(re.sub(r'\{\s*"__float__": "Infinity"\s*\}', "Infinity", text))  # as in published folders
+    hand_made("granitemoehybrid", "no positions, tied, infinite", bare, tie_word_embeddings=True, position_embedding_type="nope",
+              time_step_limit=(0.4, float("inf")))
+    hand_made("bamba", "a derived width, tied, infinite", lambda text: bare(text).replace('"mamba_d_head": 18', '"mamba_d_head": "auto"'),
+              tie_word_embeddings=True, mamba_expand=2, mamba_d_head=18)
     hand_made("seed_oss", "tied, infinite", infinite, tie_word_embeddings=True)
     hand_made("hunyuan_v1_dense", "tied, infinite", infinite, tie_word_embeddings=True)
     hand_made("ernie4_5", "untied, no biases, infinite", infinite, tie_word_embeddings=False, use_bias=False)

@@ -322,6 +322,7 @@ random_model("gpt2", "gpt2,n_embd=36,n_layer=2,n_head=3,vocab_size=77,n_position
 for family in ("llama", "qwen2", "qwen3"):
     random_model(family, f"{family},{SMALL},num_key_value_heads=2,head_dim=16,tie_word_embeddings=true")
 LINEAR = "linear_num_key_heads=2,linear_num_value_heads=4,linear_key_head_dim=6,linear_value_head_dim=10"
+MAMBA = "linear_num_key_heads=2,linear_num_value_heads=4,linear_key_head_dim=6,linear_value_head_dim=8"
 for pattern in ("l", "f", "flll", "lf"):
     random_model(f"qwen3_5-{pattern}", f"qwen3_5,{SMALL},num_key_value_heads=2,head_dim=8,layer_types={pattern},{LINEAR}")
 random_model("mistral", f"mistral,{SMALL},num_key_value_heads=1,sliding_window=3")
@@ -341,6 +342,8 @@ for number, (family, keys) in enumerate((
         ("glm4", "head_dim=12,rope_type=yarn,factor=4,original_max_position_embeddings=32"), ("glm4", "attention_bias=false,head_dim=8"),
         ("gemma4", "layer_types=sf,head_dim=8,num_experts=4,num_experts_per_tok=2,moe_intermediate_size=8,hidden_size_per_layer_input=6"),
         ("qwen3_next", f"head_dim=8,layer_types=lf,num_experts=4,num_experts_per_tok=2,moe_intermediate_size=8,mlp_only_layers=1,{LINEAR}"),
+        ("granitemoehybrid", f"head_dim=8,layer_types=lf,num_experts=4,moe_intermediate_size=8,time_step_max=0.9,{MAMBA}"),
+        ("granitemoehybrid", f"layer_types=ln,num_experts=0,time_step_min=0.6,{MAMBA}"), ("bamba", f"layer_types=lf,mlp_bias=true,{MAMBA}"),
         ("olmo_hybrid", f"layer_types=ln,{LINEAR}"), ("olmo_hybrid", "linear_allow_neg_eigval=false,rope_type=yarn,factor=4"),
         ("seed_oss", "head_dim=8,rope_type=yarn,factor=4"), ("hunyuan_v1_dense", "head_dim=8,rope_type=dynamic,alpha=100,attention_bias=true"),
         ("ernie4_5", "head_dim=8,attention_bias=true"), ("lfm2", "head_dim=8,layer_types=cf"), ("lfm2", "layer_types=c,conv_L_cache=2"),

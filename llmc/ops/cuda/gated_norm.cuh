@@ -52,16 +52,20 @@ __global__ void __launch_bounds__(NORM_MOST_THREADS)
     });
 }
 
-// Calls launch(W, P, GATE_FIRST, threads) with constants. GATE_FIRST: with more than 2 packs backward spills.
+// Calls launch(W, P, GATE_FIRST, threads) with constants. GATE_FIRST: with more than 2 packs backward spills, so only
+// rows that need more have 4.
 template <typename F> static void with_gated_norm(bool aligned, size_t V, size_t stride, int gate_first, F launch) {
     const auto run = [&](auto W, auto FIRST) {
-        constexpr int MOST = NORM_PACKS[FIRST && W > 1];
-        const NormShape shape = norm_shape(blocks_for(V, W), MOST);
+        constexpr int USUAL = NORM_PACKS[FIRST && W > 1], MOST = NORM_PACKS[0];
+        const size_t packs = blocks_for(V, W);
+        const NormShape usual = norm_shape(packs, USUAL), shape = usual.P ? usual : norm_shape(packs, MOST);
         if (!shape.P)
             die("op set cuda: gated norm has heads of %zu elements, but at most %u are possible", V,
                 NORM_MOST_THREADS * MOST * W);
         if (shape.P == 1)
             launch(W, Width<1>(), FIRST, shape.threads);
+        else if (usual.P)
+            launch(W, Width<USUAL>(), FIRST, shape.threads);
         else
             launch(W, Width<MOST>(), FIRST, shape.threads);
     };
