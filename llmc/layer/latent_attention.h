@@ -2,17 +2,17 @@
 Latent attention (arXiv 2405.04434): all heads' keys and values of a token follow from one short vector, its latent.
 With h the mixer's norm, R the rotated elements of a head of HD, and rms an RMSNorm with an epsilon of its own:
 
-    q = W_q rms(W_qd h)                    per head HD - R elements, then R rotated ones
+    q = W_q rms(W_qd h), or W_q h          per head HD - R elements, then R rotated ones
     c = rms(W_c h)                         the latent; kv.k holds c in place of keys
     r = rotate(W_r h)                      R elements that the keys of all heads share; kv.v holds r
-    [k | v] = W_kv c, k = [k | r]          per head HD - R elements of the key, and HD of the value
+    [k | v] = W_kv c, k = [k | r]          per head HD - R elements of the key, and VD <= HD of the value
 
 Only c and r of all tokens are stored, moved and kept. Keys and values exist for a range of tokens at a time: a chunk's
 queries take its ranges in turn, and attention merges the results as a ring does (orders/ring.h). Backward expands a
 range again. It folds dK, dV of the range into dc and dr, which are Summed and complete at the visit of their own chunk.
 
-    FLOPs for a chunk of n queries that sees N keys     2 N kv_rank NH (2 HD - R) forward, three times that in backward:
-                                                        kv_rank (2 HD - R) / (2 n HD) of attention's forward
+    FLOPs for a chunk of n queries that sees N keys     2 N kv_rank NH (HD - R + VD) forward, three times that in
+                                                        backward: kv_rank (HD - R + VD) / (2 n HD) of attention's forward
 */
 #ifndef LLMC_LATENT_ATTENTION_H
 #define LLMC_LATENT_ATTENTION_H
@@ -20,7 +20,7 @@ range again. It folds dK, dV of the range into dc and dr, which are Summed and c
 
 enum { LATENT_CHUNKS = 4 }; // chunks in a range
 
-static int is_latent(const Visit *v) { return v->layer->shape.low != 0; }
+static int is_latent(const Visit *v) { return v->layer->shape.shared_key != 0; }
 
 // ---- queries, latents -----------------------------------------------------------------------------------------------
 // The norm of queries of low rank and of latents, which ignores rms_norm_eps
@@ -104,7 +104,7 @@ static LatentAttention push_latent_attention(const Visit *v, const Activations *
     LatentAttention x = {a, dq, dattention_out, NULL, scratch, NULL, NULL, NULL, NULL, NULL, {0, 0}};
     if (R < s->now.N || has_forks(s))
         x.sums = push_summed(s, SHARE_WORKSPACE, "sums of a chunk's ranges", v->c.n * d->Q);
-    x.kv = push_stored(s, SHARE_KV, "product of a range's latents", R * d->NH * (2 * d->HD - d->shared_key));
+    x.kv = push_stored(s, SHARE_KV, "product of a range's latents", R * linear_of(v, KEY_VALUE_UP).out);
     x.k = push_stored(s, SHARE_KV, "keys of a range", R * d->Q);
     x.v = push_stored(s, SHARE_KV, "values of a range", R * d->Q);
     if (!dq) return x;
@@ -126,7 +126,7 @@ static void latents_expand(const Visit *v, const LatentAttention *x) {
     const Shapes *d = &v->layer->shape;
     const Visit of = range_visit(v, x->range);
     linear_forward(&of, KEY_VALUE_UP, x->kv, key_value_at(s, KEYS, v->l, of.c.token), NULL);
-    s->ops->latent_expand(x->k, x->v, x->kv, key_value_at(s, VALUES, v->l, of.c.token), of.c.n, d->NH, d->HD,
+    s->ops->latent_expand(x->k, x->v, x->kv, key_value_at(s, VALUES, v->l, of.c.token), of.c.n, d->NH, d->HD, d->VD,
                           d->shared_key);
     if (!x->dq) return;
     s->ops->zero(x->dk, of.c.n * d->Q * d->summed);
@@ -140,7 +140,7 @@ static void latents_fold(const Visit *v, const LatentAttention *x) {
     const Visit of = range_visit(v, x->range);
     const size_t mark = arena_mark(s->arena), token = of.c.token, count = of.c.n * d->KV;
     Stored *dlatent = push_stored(s, SHARE_WORKSPACE, "gradient of a range's latents", latent_range(s) * d->KV);
-    s->ops->latent_fold(x->kv, key_gradient_at(s, VALUES, v->l, token), x->dk, x->dv, of.c.n, d->NH, d->HD,
+    s->ops->latent_fold(x->kv, key_gradient_at(s, VALUES, v->l, token), x->dk, x->dv, of.c.n, d->NH, d->HD, d->VD,
                         d->shared_key);
     linear_backward(&of, KEY_VALUE_UP, dlatent, x->kv, key_value_at(s, KEYS, v->l, token), 0);
     s->ops->sums_add(key_gradient_at(s, KEYS, v->l, token), dlatent, count);

@@ -125,7 +125,10 @@ TEST(greedy_text_of_golden_models) {
                                         "qwen3_next",
                                         "olmo_hybrid",
                                         "nemotron_h-dense",
-                                        "glm4_moe_lite"};
+                                        "glm4_moe_lite",
+                                        "deepseek_v3",
+                                        "deepseek_v3-full",
+                                        "mistral4"};
     static const size_t chunks[] = {1, 3, 6, 1024};
     static const SamplingSettings greedy = {0, 0, 0, 1, 0};
     for (size_t i = 0; i < COUNT_OF(names); i++) {

@@ -312,7 +312,8 @@ TEST(golden_models) {
                                         "qwen3_next",     "nemotron_h",
                                         "muse_glimmer",   "lfm2",
                                         "lfm3",           "lfm2_moe",
-                                        "olmo_hybrid"};
+                                        "olmo_hybrid",    "deepseek_v3",
+                                        "mistral4"};
     for (size_t i = 0; i < COUNT_OF(names); i++) golden_agrees(names[i], i);
 }
 
