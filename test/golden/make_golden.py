@@ -488,7 +488,7 @@ CASES = [
     Case("mixtral", MIXTRAL, seed=1223),
     Case("glm4_moe", GLM4_MOE, seed=763),
     Case("glm4_moe_lite", GLM4_MOE_LITE, seed=4991),
-    Case("deepseek_v3", DEEPSEEK_V3, seed=5426),
+    Case("deepseek_v3", DEEPSEEK_V3, seed=8207),
     Case("deepseek_v3-full", DEEPSEEK_V3_FULL, seed=2363, config_style=4, pad=33),
     Case("mistral4", MISTRAL4, seed=175, pad=21),
     Case("gpt_oss", GPT_OSS, seed=2, pad=12),
