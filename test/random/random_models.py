@@ -437,6 +437,8 @@ VALUES = dict(
     use_sandwich_norm=[True, False], use_attention_gate=[True, False], num_dense_layers=[0, 1, 9, None], use_expert_bias=[True, False], block_ff_dim=[24, 40, None], tie_embedding=[True, False, None], block_auto_adjust_ff_dim=[True, False, None],
     block_multiple_of=[1, 16, 0], block_ffn_dim_multiplier=[1.0, 0.7, 2, None],
     swiglu_alpha=[1.0, 0, None], swiglu_limit=[0.5, 0, None],
+    q_lora_rank=[None, 4, 0], kv_lora_rank=[3, 0], qk_nope_head_dim=[2, 3], qk_rope_head_dim=[2, 3], v_head_dim=[1, 3, 40, None],
+    rope_interleave=[True, False, None], mlp_layer_types=[None, ["dense"], ["sparse", "dense"]], num_mtp_layers=[0, 1],
     router_aux_loss_coef=[0.5, 0], output_router_logits=[True], num_nextn_predict_layers=[0, 1, 2],
     global_head_dim=[8, 6, None], num_global_key_value_heads=[1, 2, None], attention_k_eq_v=[True, False],
     num_kv_shared_layers=[0, 1, 2], use_double_wide_mlp=[True, False], hidden_size_per_layer_input=[0, 4, None],

@@ -72,7 +72,8 @@ static void router_close_groups(floatS *score, const RouterShape *shape) {
             second = x > most ? most : x > second ? x : second;
             most = x > most ? x : most;
         }
-        if (shape->kind == ROUTER_SOFTMAX && second > -INFINITY) second = (floatS)log1p(exp((double)(second - most)));
+        if (shape->kind == ROUTER_SOFTMAX)
+            second = second > -INFINITY ? (floatS)log1p(exp((double)(second - most))) : 0;
         best[g] = size > 1 ? most + second : most;
     }
     for (size_t i = 0; i < shape->kept; i++) router_take(best, shape->groups);

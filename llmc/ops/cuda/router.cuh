@@ -59,7 +59,7 @@ __device__ inline Scored kept_groups(float *best, const RouterScores &scores, co
         for (unsigned e = g * size + lane; e < (g + 1) * size; e += LANES)
             if ((int)e != first.index) second = fmaxf(second, score_at(scores, e));
         second = warp_max(second);
-        if (!scores.sigmoids && second > -INFINITY) second = log1pf(expf(second - first.score));
+        if (!scores.sigmoids) second = second > -INFINITY ? log1pf(expf(second - first.score)) : 0.0f;
         if (lane == 0) best[g] = size > 1 ? first.score + second : first.score;
     }
     __syncwarp();
