@@ -373,7 +373,8 @@ static void hf_read_rope(Config *config, const cJSON *root, const char *path) {
     if (!found.theta && cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(root, "rope_theta")))
         die("%s: rope_theta is null; give its value, or leave it out for the default", path);
     if (hides) hf_check_hidden(parameters, "rope_theta", config->rope_theta, path);
-    if (hides) hf_check_hidden(parameters, "partial_rotary_factor", config->partial_rotary_factor, path);
+    if (hides && !config->kv_lora_rank) // else the share that counts must be one
+        hf_check_hidden(parameters, "partial_rotary_factor", config->partial_rotary_factor, path);
     if (grows) hf_check_growth(config, hides ? scaling : parameters, path);
     if (original && !per_layer && config->rope.type != ROPE_DEFAULT && config->rope.type != ROPE_LINEAR)
         hf_set(config, "original_max_position_embeddings", original, path);

@@ -218,7 +218,7 @@ static const Damage changed_texts[] = {
     KEY("glm4_moe_lite", "q_lora_rank", "8", "null", "tensor model.layers.0.self_attn.q_proj.weight is missing"),
     KEY("glm4_moe_lite", "q_lora_rank", "8", "0", "q_lora_rank is 0; queries of full rank are null"),
     KEY("glm4_moe_lite", "v_head_dim", "10", "12", "v_head_dim 12 must be at most qk_nope_head_dim + qk_rope_head_dim"),
-    KEY("glm4_moe_lite", "v_head_dim", "10", "8", "kv_b_proj.weight has shape [48, 10], but config.json asks for [42"),
+    KEY("glm4_moe_lite", "v_head_dim", "10", "8", "o_proj.weight has shape [24, 30], but config.json asks for [24, 24]"),
     KEY("deepseek_v3", "q_lora_rank", "8", "null", "tensor model.layers.0.self_attn.q_proj.weight is missing"),
     KEY("deepseek_v3", "attention_bias", "false", "true", "attention_bias is true; it must be false"),
     KEY("deepseek_v3", "head_dim", "4", "10", "head_dim must be 4 here, which transformers rotates by; leave it out"),
