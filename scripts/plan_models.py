@@ -14,9 +14,10 @@ from plan_lengths import ROOT, plan, tokens
 
 MODELS = {"qwen3-0.6b": "Qwen3-0.6B", "qwen3-4b": "Qwen3-4B", "qwen3-8b": "Qwen3-8B", "qwen3-32b": "Qwen3-32B", "qwen3.5-9b": "Qwen3.5-9B",
           "qwen3.8-27b": "Qwen3.8-27B", "qwen3.6-35b-a3b": "Qwen3.6-35B-A3B", "qwen3-30b-a3b": "Qwen3-30B-A3B",
-          "nemotron3-nano-30b-a3b": "Nemotron-3-Nano-30B-A3B", "glm4.7-flash": "GLM-4.7-Flash", "llama3.1-8b": "Llama-3.1-8B",
+          "nemotron3-nano-30b-a3b": "Nemotron-3-Nano-30B-A3B", "glm4.7-flash": "GLM-4.7-Flash",
+          "mistral-small-4": "Mistral Small 4 119B", "llama3.1-8b": "Llama-3.1-8B",
           "gpt-oss-20b": "gpt-oss-20b", "gemma4-31b": "Gemma 4 31B", "ministral3-8b": "Ministral 3 8B"}
-IMAGES = ("qwen3.5", "qwen3.6", "qwen3.8", "gemma4", "ministral3")  # folders of these hold a model of images, too
+IMAGES = ("qwen3.5", "qwen3.6", "qwen3.8", "gemma4", "ministral3", "mistral-small-4")  # folders of these hold a model of images, too
 SHAPES = {"qwen3.6-35b-a3b": "qwen3.5-35b-a3b"}  # has the same shapes
 MACHINES = {"12 GB, host 64 GiB": "rtx3060,host=64GiB", "24 GB, host 128 GiB": "rtx4090,host=128GiB", "80 GB, host 225 GiB": "h100,host=225GiB",
             "141 GB, host 225 GiB": "h200,host=225GiB"}

@@ -112,7 +112,7 @@ static const char *row_part(const TimedRow *row, const StreamBP *s, char text[48
     int attention = 0, mlp = 0, adapters = 0;
     for (size_t i = 0; i < 3; i++) {
         const Shapes of = shapes_in(s->model, forms[i]);
-        attention |= (in == d.C && (out == of.Q || out == of.KV)) || (in == of.Q && out == d.C);
+        attention |= (in == d.C && (out == of.Q || out == of.KV)) || (in == of.O && out == d.C);
         mlp |= (in == d.C && out == of.H) || (in == of.FF && out == d.C);
     }
     for (size_t i = 0; s->memory.lora && i < d.L * LAYER_TENSORS; i++) {

@@ -26,7 +26,7 @@ static const ModelTensor adapter_outer[] = {EMBEDDING, LM_HEAD}; // modules outs
 static const char *const *adapter_old_names(const Family *family) {
     static const char *const usual[] = {"gate_proj", "up_proj", "down_proj"}, *const mixtral[] = {"w1", "w3", "w2"};
     if (!strcmp(family->name, "mixtral")) return mixtral;
-    return text_is_one_of(family->name, "qwen3_moe|glm4_moe|glm4_moe_lite|qwen3_next") ? usual : NULL;
+    return text_is_one_of(family->name, "qwen3_moe|glm4_moe|glm4_moe_lite|qwen3_next|deepseek_v3") ? usual : NULL;
 }
 
 typedef struct {

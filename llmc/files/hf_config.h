@@ -132,6 +132,7 @@ static const HfComposite hf_composites[] = {
     {"muse_glimmer", "muse_glimmer", "MuseGlimmerForConditionalGeneration", "model.language_model.",
      "model.language_model.", "model.vision_tower.|model.vision_adapter.|model.vision_projection.", NULL, 0},
     {"ministral3", HF_MISTRAL3},
+    {"mistral4", HF_MISTRAL3},
     {"mistral", HF_MISTRAL3},
     {"gemma3", "gemma3", "Gemma3ForConditionalGeneration", "language_model.model.", "model.language_model.", HF_IMAGES,
      "vocab_size=262208,num_attention_heads=8,num_key_value_heads=4,head_dim=256", 0}};
@@ -146,8 +147,10 @@ static int hf_is_twin(const Family *family, const cJSON *type) {
     return json_is(type, hf_twin.model_type) && !strcmp(family->name, hf_twin.family);
 }
 
+// Tells whether a model_type is of a family, or of a class that another program defines as the family's.
 static int hf_is_type(const Family *family, const cJSON *type) {
-    return json_is(type, family->model_type) || hf_is_twin(family, type);
+    return json_is(type, family->model_type) || hf_is_twin(family, type) ||
+           (json_is(type, "kimi_k2") && !strcmp(family->name, "deepseek_v3"));
 }
 
 static const HfComposite *hf_composite_of(const Family *family) {
@@ -251,11 +254,11 @@ static Config hf_config_read(const char *path, char *remark, size_t remark_size)
     const Family *family = hf_family(whole, path);
     const cJSON *root = hf_text_config(whole, hf_composite(whole), path);
     Config config = config_defaults(family);
-    hf_check_latents(root, family, path);
     hf_check_nulls(root, family, path);
     hf_config_quantised(whole, path), hf_config_quantised(root, path);
     hf_check_constants(root, family, path, remark, remark_size);
     hf_read_keys(&config, root, path);
+    hf_read_latents(&config, root, path);
     if (family->router) hf_read_experts(&config, root, path);
     if (text_is_one_of(family->name, "lfm2|lfm2_moe")) hf_read_blocks(&config, root, path);
     if (root != whole) hf_read_defaults(&config, hf_composite(whole)->defaults, path);

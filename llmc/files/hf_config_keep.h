@@ -120,7 +120,7 @@ static size_t hf_config_with_rope(char *text, size_t length, const Config *confi
 // Refuses a folder whose config.json describes another model than `config` of `source`. Ignores keys of initialisation.
 static void hf_check_same_model(const Config *config, const char *source, const Config *like, const char *folder) {
     char value[LAYER_TYPES_MAX + 1], other[LAYER_TYPES_MAX + 1];
-    if (config->family != like->family)
+    if (strcmp(config->family->name, like->family->name) != 0)
         die("%s/config.json: is of another model: its model_type is %s, but %s has %s; give a folder of this model",
             folder, like->family->name, source, config->family->name);
     for (const ConfigKey *key = config_keys; key < config_keys + CONFIG_KEYS; key++) {

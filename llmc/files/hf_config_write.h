@@ -23,6 +23,7 @@ static int hf_is_null(const Config *config, const ConfigKey *key) {
     if (!strcmp(key->name, "rope_theta")) return config_has_no_rope(config) && config->family->linear_pre_norms;
     if (!strcmp(key->name, "final_logit_softcapping")) return config->final_logit_softcapping == 0;
     if (!strcmp(key->name, "num_global_key_value_heads")) return !config->num_global_key_value_heads;
+    if (!strcmp(key->name, "q_lora_rank")) return !config->q_lora_rank;
     return config->family->experts_beside && !config->num_experts &&
            text_is_one_of(key->name, "num_experts|num_experts_per_tok|moe_intermediate_size");
 }
@@ -76,6 +77,8 @@ static void hf_put_rope_object(JsonOut *json, const char *name, const Config *co
     json_object(json, name);
     json_text(json, "rope_type", config->family->proportional ? "proportional" : rope_type_names[config->rope.type]);
     hf_put_keys(json, config, level);
+    if (config->kv_lora_rank && hf_rotary_head(config) != config->qk_rope_head_dim)
+        hf_put_real(json, "partial_rotary_factor", (double)config->qk_rope_head_dim / (double)hf_rotary_head(config));
     if (config->rope.type == ROPE_DYNAMIC) json_word(json, "factor", "1.0"); // required, but without effect
     if (family_has_key(config->family, "llama_4_scaling_beta") && rotation_growth(config) == 0) {
         json_word(json, "llama_4_scaling_beta", "0.0"); // required by the family's config class

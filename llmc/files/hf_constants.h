@@ -19,6 +19,7 @@ typedef struct {
 #define HF_GEMMA   "with gelu_pytorch_tanh"
 #define HF_RELU2   "with relu2"
 #define HF_ANY     HF_SILU "|" HF_GPT2 "|" HF_GEMMA "|" HF_RELU2
+#define HF_LATENT  "glm4_moe_lite|deepseek_v3|mistral4"
 #define HF_GELU    "gelu_new|gelu_pytorch_tanh|gelu_accurate|gelu_python_tanh" // names of GELU by tanh
 #define HF_DTYPES  "float32|float16|bfloat16|float64|auto"
 #define NO_DROPOUT "0.0"
@@ -75,10 +76,14 @@ static const HfConstant hf_constants[] = {
     {"nemotron_h", "tie_word_embeddings", "false", NULL}, // its class ties nothing
     {"nemotron_h", "hidden_dropout", NULL, NO_DROPOUT},
     {"mixtral", "router_jitter_noise", "0", NULL},
-    {"glm4_moe_lite", "attention_bias", "false", "false"},
-    {"glm4_moe_lite", "rope_interleave", "true", "true"},
+    {HF_LATENT, "attention_bias", "false", "false"},
+    {HF_LATENT, "rope_interleave", "true", "true"},
+    {HF_LATENT, "pretraining_tp", "1|null", NULL},
+    {HF_LATENT, "moe_layer_freq", "1", NULL}, // keys of the models' own code
+    {"glm4_moe_lite|deepseek_v3", "scoring_func", "sigmoid", NULL},
+    {"mistral4", "scoring_func", "softmax", NULL},
     // a folder may have further layers after the last one
-    {"glm4_moe|nemotron_h", "num_nextn_predict_layers", NULL, "0"},
+    {"glm4_moe|nemotron_h|deepseek_v3", "num_nextn_predict_layers", NULL, "0"},
     {NULL, "dtype", HF_DTYPES, NULL},
     {NULL, "torch_dtype", HF_DTYPES, NULL}, // name of dtype before transformers 5
 };
@@ -92,7 +97,7 @@ static const struct {
     {"ministral3", 11}, {"gemma3", 0},   {"gemma4", 0},    {"smollm3", 128004}, {"olmo2", 1},
     {"olmo3", 1},       {"phi3", 32000}, {"glm4", 151329}, {"seed_oss", 1},     {"hunyuan_v1_dense", 0},
     {"ernie4_5", 0},    {"lfm2", 0},     {"lfm2_moe", 0},  {"lfm3", 124893},    {"olmo_hybrid", 100277},
-    {"bamba", 0}};
+    {"bamba", 0},       {"mistral4", 11}};
 
 // Tells whether a list of families names this family or the family's activation.
 static int hf_names(const char *families, const Family *family) {
@@ -155,7 +160,8 @@ static void hf_check_nulls(const cJSON *root, const Family *family, const char *
     static const char *const means[][2] = {
         {"head_dim", "llama|mistral|mixtral|seed_oss|ernie4_5"},
         {"num_key_value_heads", "llama|qwen2|qwen3|smollm3|olmo2|olmo3|phi3|granite|mixtral|seed_oss|ernie4_5|"
-                                "hunyuan_v1_dense|olmo_hybrid|granitemoehybrid|bamba"},
+                                "hunyuan_v1_dense|olmo_hybrid|deepseek_v3|mistral4|granitemoehybrid|bamba"},
+        {"q_lora_rank", HF_LATENT},
         {"linear_num_key_heads", "olmo_hybrid"},
         {"linear_num_value_heads", "olmo_hybrid"},
         {"linear_key_head_dim", "olmo_hybrid"},
@@ -172,9 +178,9 @@ static void hf_check_nulls(const cJSON *root, const Family *family, const char *
         {"use_cache", HF_ANY},
         {"use_sliding_window", "qwen2|qwen3"},
         {"max_window_layers", "qwen2|qwen3"},
-        {"num_local_experts", "qwen3_moe|mixtral|glm4_moe|glm4_moe_lite|gpt_oss|granitemoehybrid"},
-        {"n_routed_experts", "glm4_moe|glm4_moe_lite"},
-        {"n_shared_experts", "glm4_moe|glm4_moe_lite"},
+        {"num_local_experts", "qwen3_moe|mixtral|glm4_moe|gpt_oss|granitemoehybrid|" HF_LATENT},
+        {"n_routed_experts", "glm4_moe|" HF_LATENT},
+        {"n_shared_experts", "glm4_moe|" HF_LATENT},
         {"original_max_position_embeddings", "phi3"}};
     const cJSON *item;
     cJSON_ArrayForEach(item, root) {

@@ -61,12 +61,21 @@ static void hf_read_mlp_types(Config *config, const cJSON *list, const char *pat
     }
 }
 
-// Refuses a model whose queries have no low rank: its tensors have other names.
-static void hf_check_latents(const cJSON *root, const Family *family, const char *path) {
-    if (family_has_key(family, "q_lora_rank") && cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(root, "q_lora_rank")))
-        die("%s: q_lora_rank is null, queries of full rank, which are not supported in %s; take a model with "
-            "q_lora_rank",
-            path, family->architecture);
+// Returns the elements of a head over which a class of latent attention spreads its rotary positions, times
+// partial_rotary_factor: those of a whole head in a class whose queries grow with their position.
+static size_t hf_rotary_head(const Config *c) {
+    return c->qk_rope_head_dim + (family_has_key(c->family, "llama_4_scaling_beta") ? c->qk_nope_head_dim : 0);
+}
+
+// Reads queries of full rank, whose q_lora_rank is null. Refuses a head_dim by which transformers would rotate other
+// elements.
+static void hf_read_latents(Config *config, const cJSON *root, const char *path) {
+    const cJSON *head = json_get(root, "head_dim"), *rank = cJSON_GetObjectItemCaseSensitive(root, "q_lora_rank");
+    if (!config->kv_lora_rank) return;
+    if (cJSON_IsNumber(rank) && !config->q_lora_rank) die("%s: q_lora_rank is 0; queries of full rank are null", path);
+    if (cJSON_IsNull(rank)) config->q_lora_rank = 0;
+    if (head && !(cJSON_IsNumber(head) && head->valuedouble == (double)hf_rotary_head(config)))
+        die("%s: head_dim must be %zu here, which transformers rotates by; leave it out", path, hf_rotary_head(config));
 }
 
 // Reads the number of experts and n_shared_experts. Shared experts become one shared expert, with the sum of their
@@ -224,8 +233,16 @@ static const cJSON *hf_check_rope(const Config *config, const cJSON *rope, const
             die("%s: %s.%s: this family has one rope setting for all layers; give it without kinds of layers", path,
                 name, item->string);
     }
-    if (factor && !family_has_key(config->family, "partial_rotary_factor") &&
-        !(cJSON_IsNumber(factor) && factor->valuedouble == 1))
+    if (config->kv_lora_rank) { // must leave qk_rope_head_dim elements; a class sets its own only in rope_parameters
+        const size_t head = hf_rotary_head(config);
+        const int own = head != config->qk_rope_head_dim && !strcmp(name, "rope_parameters");
+        const double part = cJSON_IsNumber(factor) ? factor->valuedouble : 1;
+        if ((factor && !cJSON_IsNumber(factor)) ||
+            ((factor || !own) && !(part > 0 && part <= 1 && (size_t)((double)head * part) == config->qk_rope_head_dim)))
+            die("%s: %s.partial_rotary_factor must be %g, qk_rope_head_dim by %zu elements", path, name,
+                (double)config->qk_rope_head_dim / (double)head, head);
+    } else if (factor && !family_has_key(config->family, "partial_rotary_factor") &&
+               !(cJSON_IsNumber(factor) && factor->valuedouble == 1))
         die("%s: %s.partial_rotary_factor is %s; only 1 is supported", path, name,
             json_scalar_text(factor, value, sizeof(value)));
     return type;
@@ -364,7 +381,8 @@ static void hf_read_rope(Config *config, const cJSON *root, const char *path) {
     if (!found.theta && cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(root, "rope_theta")))
         die("%s: rope_theta is null; give its value, or leave it out for the default", path);
     if (hides) hf_check_hidden(parameters, "rope_theta", config->rope_theta, path);
-    if (hides) hf_check_hidden(parameters, "partial_rotary_factor", config->partial_rotary_factor, path);
+    if (hides && !config->kv_lora_rank) // else the share that counts must be one
+        hf_check_hidden(parameters, "partial_rotary_factor", config->partial_rotary_factor, path);
     if (grows) hf_check_growth(config, hides ? scaling : parameters, path);
     if (original && !per_layer && config->rope.type != ROPE_DEFAULT && config->rope.type != ROPE_LINEAR)
         hf_set(config, "original_max_position_embeddings", original, path);

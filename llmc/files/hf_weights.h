@@ -421,7 +421,7 @@ static int hf_is_other(const Config *config, const char *name) {
 
 // Tells whether a tensor of an FP8 folder holds scales of activations or of keys and values, which nothing reads here.
 static int hf_is_activation_scale(const WeightSource *source, const char *name) {
-    static const char *const ends[] = {".activation_scale", ".input_scale", ".output_scale", ".k_scale", ".v_scale"};
+    static const char *const ends[] = {"activation_scale", ".input_scale", ".output_scale", ".k_scale", ".v_scale"};
     for (size_t i = 0; source->quant && i < sizeof(ends) / sizeof(ends[0]); i++)
         if (text_ends_with(name, ends[i])) return 1;
     return 0;

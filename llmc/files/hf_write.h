@@ -185,7 +185,8 @@ static DType hf_type_of(const HfWrite *write, size_t i, const DType *chosen) {
     const Parameter *p = &source->model.parameters[i];
     const DType own = source->places[i].type, type = chosen ? *chosen : own;
     const DType other = like ? like->places[i].type : type;
-    const int wide = p->role == ROLE_ROUTER && family_has_shared(source->config.family);
+    const int wide = p->role == ROLE_ROUTER && source->config.family->router == ROUTER_SIGMOID &&
+                     family_has_shared(source->config.family);
     if (type == DTYPE_FP16 && own != DTYPE_FP16)
         die("%s: weights cannot be converted to fp16; choose fp32 or bf16", source->path);
     if (like && (!p->cols || wide) && dtype_size(other) > dtype_size(like->places[0].type) &&

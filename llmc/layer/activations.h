@@ -26,7 +26,8 @@ struct Activations {
     Stored *attention_out;        // [n,NH*HD]  softmax(scale q k^T) v
     Summed *lse;                  // [n,NH]     log-sum-exp of the scores
     Stored *gate;                 // [n,NH*HD]  gate of attention's output, or [n,NH]; NULL where the family has none
-    Stored *gated;                // [n,NH*HD]  attention_out times the gate; without a gate attention_out
+    Stored *gated;                // [n,NH*VD]  attention_out times the gate, or its first VD elements of each head;
+                                  //            with neither attention_out
     Stored *projected;            // [n,E]      linear attention: q | k | v | z | b | a; a convolution alone: B | C | x
     Stored *mixed;                // [n,W]      q | k | v after the convolution
     Stored *delta_out;            // [n,HV*DV]  output of the delta rule
@@ -88,7 +89,8 @@ static void activation_rows(Layer *layer, const Config *c) {
         KEPT(O_WEIGHT, attention_out, d->Q, 0, "attention output"),
         KEPT(O_WEIGHT, lse, d->NH, 1, "log-sum-exp"),
         MIXER(O_WEIGHT, gate, d->gate, LEVEL_PRODUCTS, "gate of attention output"),
-        MIXER(O_WEIGHT, gated, d->gate ? d->Q : 0, LEVEL_ALL, "attention output behind its gate"),
+        MIXER(O_WEIGHT, gated, d->gate || d->O < d->Q ? d->O : 0, LEVEL_ALL,
+              d->gate ? "attention output behind its gate" : "attention output without padding"),
         MIXER(OUT_WEIGHT, projected, linear->E, LEVEL_PRODUCTS, "inputs of linear attention"),
         MIXER(OUT_WEIGHT, mixed, linear->W, LEVEL_ALL, "after the convolution"),
         MIXER(GATED_NORM, delta_out, linear->DVs, LEVEL_PRODUCTS, "delta rule's output"),
@@ -131,7 +133,7 @@ static void activation_rows(Layer *layer, const Config *c) {
 // Sets the levels at which a layer's keys and values stay. Keys that other layers read stay at every level.
 static void layer_keeps_keys(Layer *layer) {
     const Shapes *d = &layer->shape;
-    const int own = has_own_keys(layer), alone = own && !layer->lends, norm = own && (d->qk_norm || d->low);
+    const int own = has_own_keys(layer), alone = own && !layer->lends, norm = own && (d->qk_norm || d->shared_key);
     const int apart = own && d->value_norm && !d->values_are_keys; // the product of values differs from the values
     layer->key[KEYS_LINEAR] = norm ? LEVEL_PRODUCTS : LEVEL_NEVER;
     layer->key[VALUES_LINEAR] = apart ? LEVEL_PRODUCTS : LEVEL_NEVER;

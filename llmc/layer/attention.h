@@ -67,7 +67,7 @@ static void gates_split(const Visit *v, Stored *both, Stored *q, Stored *gate, i
 // Projects Q[c] before QK-norm from the mixer's norm, and the gate of attention's output if the family has a gate.
 static void queries_linear(const Visit *v, const Activations *a, Stored *q_linear, Stored *gate) {
     const size_t mark = arena_mark(v->s->arena);
-    if (is_latent(v)) {
+    if (v->layer->shape.low) {
         linear_forward(v, QUERY_DOWN, q_linear, a->norm[0], NULL);
         return;
     }
@@ -82,7 +82,7 @@ static void queries_linear(const Visit *v, const Activations *a, Stored *q_linea
 static void queries_project(const Visit *v, const Activations *a) {
     if (!is_found(v, a, a->q_linear)) queries_linear(v, a, a->q_linear, a->gate);
     if (is_found(v, a, a->q)) return;
-    if (is_latent(v))
+    if (v->layer->shape.low)
         latent_queries(v, a->q, a->q_linear);
     else
         rotary_forward(v, Q_NORM, a->q, a->q_linear);
@@ -92,9 +92,13 @@ static void queries_project(const Visit *v, const Activations *a) {
 static size_t gate_elements(const Visit *v) { return v->layer->shape.Q / v->layer->shape.gate; }
 
 // Runs the gate and attention's last product. It goes to x_1 = x_l + the branch, or to the branch's sum (part_target).
+// Values narrower than keys are padded with zeros to their width (latent_expand), which the last product leaves out.
 static void attention_output(const Visit *v, const Activations *a) {
-    if (a->gate && !is_found(v, a, a->gated))
-        v->s->ops->gate_forward(a->gated, a->attention_out, a->gate, v->c.n * v->layer->shape.Q, gate_elements(v));
+    const Shapes *d = &v->layer->shape;
+    const int found = is_found(v, a, a->gated);
+    if (a->gate && !found)
+        v->s->ops->gate_forward(a->gated, a->attention_out, a->gate, v->c.n * d->Q, gate_elements(v));
+    if (d->O < d->Q && !found) v->s->ops->latent_trim(a->attention_out, a->gated, v->c.n, d->NH, d->HD, d->VD, 0);
     part_product(v, 0, 0, a, a->gated);
 }
 
@@ -206,13 +210,18 @@ static void attention_forward(const Visit *v, const Activations *a) {
 static void output_backward(const Visit *v, const Activations *a, const Stored *dsum, Stored *dattention_out) {
     const StreamBP *s = v->s;
     const Shapes *d = &v->layer->shape;
-    linear_backward(v, O_WEIGHT, dattention_out, dsum, a->gated, 0);
+    const size_t mark = arena_mark(s->arena);
+    Stored *dgated =
+        d->O < d->Q ? push_stored(s, SHARE_WORKSPACE, "gradient of attention output without padding", v->c.n * d->O)
+                    : dattention_out;
+    linear_backward(v, O_WEIGHT, dgated, dsum, a->gated, 0);
+    if (d->O < d->Q) s->ops->latent_trim(dattention_out, dgated, v->c.n, d->NH, d->HD, d->VD, 1);
+    arena_pop(s->arena, mark);
     if (a->gate)
         s->ops->gate_backward(dattention_out, a->gate, dattention_out, a->attention_out, a->gate, v->c.n * d->Q,
                               gate_elements(v));
     Summed *dsinks = sum_of(v, SINKS);
     if (!dsinks) return;
-    const size_t mark = arena_mark(s->arena);
     Summed *scratch = push_summed(s, SHARE_WORKSPACE, "scratch of sinks", s->ops->sink_backward_scratch(v->c.n, d->NH));
     s->ops->sink_backward(dsinks, dattention_out, a->attention_out, a->lse, weight_of(v, SINKS), v->c.n, d->NH, d->HD,
                           scratch);
@@ -222,7 +231,7 @@ static void output_backward(const Visit *v, const Activations *a, const Stored *
 // Adds the gradient through queries and gates to dnorm. Overwrites dq.
 static void queries_backward(const Visit *v, Activations *a, Stored *dq) {
     const StreamBP *s = v->s;
-    if (is_latent(v)) {
+    if (v->layer->shape.low) {
         latent_queries_backward(v, a, dq);
         return;
     }

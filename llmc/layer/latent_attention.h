@@ -2,10 +2,10 @@
 Latent attention (arXiv 2405.04434): all heads' keys and values of a token follow from one short vector, its latent.
 With h the mixer's norm, R the rotated elements of a head of HD, and rms an RMSNorm with an epsilon of its own:
 
-    q = W_q rms(W_qd h)                    per head HD - R elements, then R rotated ones
+    q = W_q rms(W_qd h), or W_q h          per head HD - R elements, then R rotated ones
     c = rms(W_c h)                         the latent; kv.k holds c in place of keys
     r = rotate(W_r h)                      R elements that the keys of all heads share; kv.v holds r
-    [k | v] = W_kv c, k = [k | r]          per head HD - R elements of the key, and HD of the value
+    [k | v] = W_kv c, k = [k | r]          per head HD - R elements of the key, and VD <= HD of the value
 
 Only c and r of all tokens are stored, moved and kept. Keys and values of heads exist in one of two ways:
 
@@ -17,8 +17,8 @@ Only c and r of all tokens are stored, moved and kept. Keys and values of heads 
 dc, dr are Summed and complete at the visit of their own chunk.
 
     bytes     layer 2 N NH HD (s + 4 in backward)
-    FLOPs     an expansion of N latents takes 2 N kv_rank NH (2 HD - R), and its folding twice that, with frozen weights
-              once. For n queries that see N keys by ranges: kv_rank (2 HD - R) / (2 n HD) of attention's forward
+    FLOPs     an expansion of N latents takes 2 N kv_rank NH (HD - R + VD), and its folding twice that, with frozen
+              weights once. For n queries that see N keys by ranges: kv_rank (HD - R + VD) / (2 n HD) of attention's forward
 
 Adapters of W_kv are run with each expansion, as in any linear layer. W_kv + s B A, made once, would round adapters away
 that are below half a unit in the last place of a bf16 weight.
@@ -29,7 +29,7 @@ that are below half a unit in the last place of a bf16 weight.
 
 enum { LATENT_CHUNKS = 4, LATENT_TOKENS = 8192 }; // chunks and tokens of a range, at most; at least a chunk
 
-static int is_latent(const Visit *v) { return v->layer->shape.low != 0; }
+static int is_latent(const Visit *v) { return v->layer->shape.shared_key != 0; }
 
 // ---- queries, latents -----------------------------------------------------------------------------------------------
 // The norm of queries of low rank and of latents, which ignores rms_norm_eps
@@ -108,8 +108,7 @@ static HeadKeys head_keys_from(const Visit *v, HeadKeys x, size_t from) {
 
 // Pushes the product of the latents of at most n tokens.
 static Stored *push_product(const Visit *v, size_t n) {
-    const Shapes *d = &v->layer->shape;
-    return push_stored(v->s, SHARE_KV, "product of latents", n * d->NH * (2 * d->HD - d->shared_key));
+    return push_stored(v->s, SHARE_KV, "product of latents", n * linear_of(v, KEY_VALUE_UP).out);
 }
 
 // Makes K, V of the range from its latents. to: rows of the range
@@ -118,7 +117,7 @@ static void latents_expand(const Visit *v, Range range, HeadKeys to, Stored *pro
     const Shapes *d = &v->layer->shape;
     const Visit of = range_visit(v, range);
     linear_forward(&of, KEY_VALUE_UP, product, key_value_at(s, KEYS, v->l, of.c.token), NULL);
-    s->ops->latent_expand(to.k, to.v, product, key_value_at(s, VALUES, v->l, of.c.token), of.c.n, d->NH, d->HD,
+    s->ops->latent_expand(to.k, to.v, product, key_value_at(s, VALUES, v->l, of.c.token), of.c.n, d->NH, d->HD, d->VD,
                           d->shared_key);
 }
 
@@ -129,7 +128,7 @@ static void latents_fold(const Visit *v, Range range, HeadKeys from, Stored *pro
     const Visit of = range_visit(v, range);
     const size_t mark = arena_mark(s->arena), token = of.c.token;
     Stored *dlatent = push_stored(s, SHARE_WORKSPACE, "gradient of a range's latents", n * d->KV);
-    s->ops->latent_fold(product, key_gradient_at(s, VALUES, v->l, token), from.dk, from.dv, of.c.n, d->NH, d->HD,
+    s->ops->latent_fold(product, key_gradient_at(s, VALUES, v->l, token), from.dk, from.dv, of.c.n, d->NH, d->HD, d->VD,
                         d->shared_key);
     linear_backward(&of, KEY_VALUE_UP, dlatent, product, key_value_at(s, KEYS, v->l, token), 0);
     s->ops->sums_add(key_gradient_at(s, KEYS, v->l, token), dlatent, of.c.n * d->KV);

@@ -59,7 +59,8 @@ typedef struct {
     size_t decoder_sparse_step;                   // every n-th layer has experts
     size_t first_k_dense_replace;                 // the first n layers have no experts
     uint8_t mlp_only_layers[LAYER_TYPES_MAX / 8]; // layers without experts, a bit each
-    // latent attention: ranks of queries and of keys and values, 0: none; elements of a head's keys, of its values
+    // latent attention: ranks of queries (0: full rank) and of keys and values (0: no latents); elements of a head's
+    // keys, of its values
     size_t q_lora_rank, kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim;
     size_t n_group, topk_group;        // RouterShape.groups, .kept
     int norm_topk_prob;                // RouterShape.normalised
@@ -155,7 +156,7 @@ static const ConfigKey config_keys[] = {
     {KEY(linear_value_head_dim), NULL, KEY_SIZE, 1, 1024, 0, OPTIONAL},
     {KEY(linear_conv_kernel_dim), NULL, KEY_SIZE, 1, CONV_TAPS_MAX, 0, OPTIONAL},
     {KEY(linear_allow_neg_eigval), NULL, KEY_BOOL, 0, 1, 0, OPTIONAL},
-    {KEY(q_lora_rank), NULL, KEY_SIZE, 1, 1 << 16, 0, OPTIONAL},
+    {KEY(q_lora_rank), NULL, KEY_SIZE, 0, 1 << 16, 0, OPTIONAL},
     {KEY(kv_lora_rank), NULL, KEY_SIZE, 1, 1 << 16, 0, OPTIONAL},
     {KEY(qk_nope_head_dim), NULL, KEY_SIZE, 1, 1024, 0, OPTIONAL},
     {KEY(qk_rope_head_dim), NULL, KEY_SIZE, 1, 1024, 0, OPTIONAL},

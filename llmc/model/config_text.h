@@ -159,14 +159,17 @@ static void config_finish_mamba(Config *c, const char *where, int code) {
                  c->time_step_max, c->time_step_min);
 }
 
-// Sets the head of latent attention. Refuses shapes that its keys and values cannot have here.
+// Sets the head of latent attention and the names of its queries. Refuses shapes and rotary positions that it cannot
+// have here. Classes whose queries grow with their position need YaRN in transformers.
 static void config_finish_latents(Config *c, const char *where, int code) {
     const RopeScaling *r = &c->rope;
     if (!c->kv_lora_rank) return;
     c->head_dim = c->qk_nope_head_dim + c->qk_rope_head_dim;
-    if (c->v_head_dim != c->head_dim)
+    if (!c->q_lora_rank) c->family = family_full_rank(c->family);
+    if (c->v_head_dim > c->head_dim)
         die_with(code,
-                 "%s: v_head_dim %zu must be qk_nope_head_dim + qk_rope_head_dim, %zu: other values are not supported",
+                 "%s: v_head_dim %zu must be at most qk_nope_head_dim + qk_rope_head_dim, %zu: wider values are not "
+                 "supported",
                  where, c->v_head_dim, c->head_dim);
     if (c->num_key_value_heads && c->num_key_value_heads != c->num_attention_heads)
         die_with(code, "%s: num_key_value_heads %zu must be num_attention_heads %zu", where, c->num_key_value_heads,
@@ -176,7 +179,10 @@ static void config_finish_latents(Config *c, const char *where, int code) {
                  c->qk_rope_head_dim);
     const int unscaled =
         r->attention_factor > 0 ? r->attention_factor == 1 : r->mscale > 0 && r->mscale == r->mscale_all_dim;
-    if (r->type != ROPE_DEFAULT && (r->type != ROPE_YARN || !unscaled))
+    const int yarn = r->type == ROPE_YARN && unscaled, grows = family_has_key(c->family, "llama_4_scaling_beta");
+    if (!yarn && grows)
+        die_with(code, "%s: %s supports only rope_type yarn with mscale = mscale_all_dim", where, c->family->name);
+    if (!yarn && r->type != ROPE_DEFAULT)
         die_with(code, "%s: %s supports rope_type default, or yarn with mscale = mscale_all_dim; give one of the two",
                  where, c->family->name);
 }
@@ -339,7 +345,7 @@ static Config config_scale(const Config *config, const char *scaling, const char
     if (config->family->learned_positions)
         die_with(code, "%s: %s has a table of positions, which cannot be scaled; leave the scaling out", where,
                  config->family->name);
-    if (config->family->plain_rope)
+    if (config->family->plain_rope || (config->kv_lora_rank && rotation_growth(config) != 0))
         die_with(code, "%s: rotary positions of %s cannot be scaled; leave the scaling out, as transformers does",
                  where, config->family->name);
     plain.rope = rope_unscaled;

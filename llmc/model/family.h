@@ -122,9 +122,9 @@ static const char *layer_name(const Family *family, int tensor) {
 // Tells whether layers of the family may have linear attention.
 static int family_has_linear(const Family *family) { return strpbrk(family->layer_types, "lL") != NULL; }
 
-// Tells whether a shared expert is next to experts that are chosen by logistic functions.
+// Tells whether a shared expert without a scale is next to the chosen experts.
 static int family_has_shared(const Family *family) {
-    return family->router == ROUTER_SIGMOID && family->names.layer.SHARED_DOWN_WEIGHT;
+    return family->names.layer.SHARED_DOWN_WEIGHT && !family->shared_scale && !family->shared_dense;
 }
 
 // Tells whether layers of Mamba-2 also have an MLP. The classes, Granite 4's and Bamba's, have mamba_expand and
@@ -457,6 +457,27 @@ static const Family families[] = {
      .layer_types = "", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .router = ROUTER_SIGMOID,
      .router_epsilon = 1e-20, .interleaved = 1,
      TENSOR_NAMES({LATENT_BLOCK_NAMES}, .expert = SPLIT_NAMES)},
+    {.name = "deepseek_v3", .model_type = "deepseek_v3", .architecture = "DeepseekV3ForCausalLM",
+     .defaults =
+     "vocab_size=129280,hidden_size=7168,intermediate_size=18432,num_hidden_layers=61,num_attention_heads=128,"
+     "max_position_embeddings=4096,rms_norm_eps=1e-6,rope_theta=10000,q_lora_rank=1536,kv_lora_rank=512,"
+     "qk_nope_head_dim=128,qk_rope_head_dim=64,v_head_dim=128,num_experts=256,num_experts_per_tok=8,"
+     "moe_intermediate_size=2048,shared_expert_intermediate_size=2048,first_k_dense_replace=3,n_group=8,topk_group=4,"
+     "norm_topk_prob=true,routed_scaling_factor=2.5",
+     .layer_types = "", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .router = ROUTER_SIGMOID,
+     .router_epsilon = 1e-20, .interleaved = 1,
+     TENSOR_NAMES({LATENT_BLOCK_NAMES}, .expert = SPLIT_NAMES)},
+    {.name = "mistral4", .model_type = "mistral4", .architecture = "Mistral4ForCausalLM",
+     .defaults =
+     "vocab_size=131072,hidden_size=4096,intermediate_size=12288,num_hidden_layers=36,num_attention_heads=32,"
+     "max_position_embeddings=1048576,rms_norm_eps=1e-6,rope_theta=10000,rope_type=yarn,factor=128,"
+     "original_max_position_embeddings=8192,mscale=1,mscale_all_dim=1,llama_4_scaling_beta=0.1,q_lora_rank=1024,"
+     "kv_lora_rank=256,qk_nope_head_dim=64,qk_rope_head_dim=64,v_head_dim=128,num_experts=128,num_experts_per_tok=4,"
+     "moe_intermediate_size=2048,shared_expert_intermediate_size=2048,first_k_dense_replace=0,n_group=1,topk_group=1,"
+     "norm_topk_prob=true,routed_scaling_factor=1",
+     .layer_types = "", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .router = ROUTER_SOFTMAX,
+     .interleaved = 1,
+     TENSOR_NAMES({LATENT_BLOCK_NAMES})},
     {.name = "lfm2_moe", .model_type = "lfm2_moe", .architecture = "Lfm2MoeForCausalLM",
      .defaults =
      "vocab_size=65536,hidden_size=2048,intermediate_size=7168,num_hidden_layers=32,num_attention_heads=32,"
@@ -525,8 +546,8 @@ static const Family families[] = {
      "num_experts=8,num_experts_per_tok=2,moe_intermediate_size=11008,router_aux_loss_coef=0.001",
      .layer_types = "ln", .norm = NORM_RMS, .activation = ACTIVATION_SWIGLU, .router = ROUTER_SOFTMAX, .ssd = 1,
      .shared_dense = 1,
-     TENSOR_NAMES({.NORM1_WEIGHT = "input_layernorm.weight", ATTENTION_PRODUCTS, ATTENTION_OUTPUT, MAMBA_NAMES("mamba."),
-      NORM2_NAME, .GATE_WEIGHT = "shared_mlp.input_linear.weight", .DOWN_WEIGHT = "shared_mlp.output_linear.weight",
+     TENSOR_NAMES({.NORM1_WEIGHT = "input_layernorm.weight", ATTENTION_PRODUCTS, ATTENTION_OUTPUT,
+      MAMBA_NAMES("mamba."), NORM2_NAME, .GATE_WEIGHT = "shared_mlp.input_linear.weight", .DOWN_WEIGHT = "shared_mlp.output_linear.weight",
       .ROUTER_WEIGHT = "block_sparse_moe.router.weight", .SHARED_GATE_WEIGHT = "shared_mlp.input_linear.weight",
       .SHARED_DOWN_WEIGHT = "shared_mlp.output_linear.weight",
       .EXPERTS_GATE_UP = "block_sparse_moe.experts.gate_up_proj",
@@ -547,6 +568,17 @@ static const Family families[] = {
 };
 // clang-format on
 #define FAMILIES (sizeof(families) / sizeof(families[0]))
+
+// Returns a family of latent attention with the names of queries of full rank: one product, no norm.
+static const Family *family_full_rank(const Family *family) {
+    static Family made[FAMILIES];
+    if (!family->names.layer.QUERY_DOWN) return family;
+    Family *own = &made[family - families];
+    *own = *family;
+    own->names.layer.Q_WEIGHT = "self_attn.q_proj.weight";
+    own->names.layer.Q_NORM = own->names.layer.QUERY_DOWN = NULL;
+    return own;
+}
 
 // Shapes of published models, from their config.json. 0: the family's default
 enum { PRESET_NUMBERS = 5 };
@@ -690,6 +722,10 @@ static const Preset presets[] = {
      GLM45 ",use_qk_norm=true,num_experts=160,moe_intermediate_size=1536,first_k_dense_replace=3,"
            "routed_scaling_factor=2.5"},
     {"glm4.7-flash", "zai-org/GLM-4.7-Flash", "glm4_moe_lite", {0}, "rope_theta=1000000"},
+    {"deepseek-v3", "deepseek-ai/DeepSeek-V3", "deepseek_v3", {0},
+     "max_position_embeddings=163840,rope_type=yarn,factor=40,original_max_position_embeddings=4096,mscale=1,"
+     "mscale_all_dim=1"},
+    {"mistral-small-4", "mistralai/Mistral-Small-4-119B-2603", "mistral4", {0}, ""},
     {"gemma4-31b", "google/gemma-4-31B", "gemma4", {5376, 21504, 60, 32, 16}, GEMMA4L "num_global_key_value_heads=4"},
     {"gemma4-12b", "google/gemma-4-12B", "gemma4", {3840, 15360, 48, 16, 8}, GEMMA4L "num_global_key_value_heads=1"},
     {"gemma4-26b-a4b", "google/gemma-4-26B-A4B", "gemma4", {2816, 2112, 30, 16, 8},

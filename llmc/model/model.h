@@ -162,7 +162,8 @@ static TensorShape layer_tensor_shape(const Config *c, unsigned form, LayerTenso
     const size_t FF = intermediate_size_of(c, form), low = c->q_lora_rank, latent = c->kv_lora_rank;
     const size_t kv = latent ? latent : form & FORM_BORROWS ? 0 : key_value_heads_of(c, form) * HD;
     const size_t values_too = latent ? c->qk_rope_head_dim : values_are_keys(c, form) ? 0 : kv;
-    const int pre_norms = form & FORM_LINEAR && family->linear_pre_norms; // and no norms after branches
+    const size_t out = latent ? c->num_attention_heads * c->v_head_dim : q; // attention's output
+    const int pre_norms = form & FORM_LINEAR && family->linear_pre_norms;   // and no norms after branches
     const size_t gated = activation_gates(family->activation) ? FF : 0;
     const size_t post_norm = family->post_norms && !pre_norms ? C : 0;
     const size_t layer_norm = family->norm == NORM_LAYER ? C : 0, pre_norm = family->no_pre_norms && !pre_norms ? 0 : C;
@@ -200,7 +201,7 @@ static TensorShape layer_tensor_shape(const Config *c, unsigned form, LayerTenso
         {ROLE_BIAS, kv * qkv_bias, 0, 0}, {ROLE_BIAS, values_too * qkv_bias, 0, 0},
         {ROLE_NORM, low ? low : whole ? q : head_norm, 0, 0},
         {ROLE_NORM, latent || whole || !kv ? kv : head_norm, 0, 0},
-        {ROLE_LINEAR, C, q, 0}, {ROLE_BIAS, C * o_bias, 0, 0},
+        {ROLE_LINEAR, C, out, 0}, {ROLE_BIAS, C * o_bias, 0, 0},
         {ROLE_LINEAR, ssd ? values : 0, C, 0},
         {ROLE_LINEAR, form & FORM_CONVOLUTION ? 3 * W : apart ? keys : W, C, 0}, {ROLE_LINEAR, apart * keys, C, 0},
         {ROLE_LINEAR, apart * values, C, 0},
@@ -222,7 +223,7 @@ static TensorShape layer_tensor_shape(const Config *c, unsigned form, LayerTenso
         {ROLE_BIAS, family->sinks ? c->num_attention_heads : 0, 0, 0},
         {ROLE_LINEAR, family->head_gates ? c->num_attention_heads : family->names.layer.OUTPUT_GATE ? q : 0, C, 0},
         {ROLE_LINEAR, low, C, 0},
-        {ROLE_LINEAR, latent ? 2 * q - c->num_attention_heads * c->qk_rope_head_dim : 0, latent, 0},
+        {ROLE_LINEAR, latent ? q - c->num_attention_heads * c->qk_rope_head_dim + out : 0, latent, 0},
         {ROLE_BIAS, E * biased, 0, 0}, {ROLE_NORM, C * beside, 0, 0}, {ROLE_NORM, E * beside, 0, 0},
         {ROLE_BIAS, parts * E * I * biased, 0, E}, {ROLE_BIAS, E * C * biased, 0, E},
         {ROLE_NORM, C * beside, 0, 0}, {ROLE_NORM, C * beside, 0, 0}, {ROLE_NORM, C * beside, 0, 0},

@@ -15,7 +15,7 @@ sums_of(length of the sums, what joins them); expect_integers(tensor).
 typedef struct {
     size_t n, C, OC, V, FF;         // tokens; columns in and out; vocabulary; width of an MLP
     size_t before, stride;          // OC columns begin at column `before` of rows of `stride` elements
-    size_t NH, NKV, HD, R;          // heads; elements of a head; rotated elements of a head
+    size_t NH, NKV, HD, VD, R;      // heads; elements of a head, of its values (latents); rotated elements of a head
     size_t positions, first, count; // positions; first row of dropout or of a quantised product; elements
     double factor;                  // a scale, temperature or rate; rope: theta; attention: size of q and k
     uint64_t seed;

@@ -22,22 +22,32 @@ static size_t gate_width(const OpShape *s) { return s->joined ? s->HD : 1; }
 
 // ---- latent attention -----------------------------------------------------------------------------------------------
 static void case_latent_expand(const OpShape *s) {
-    check_begin("%zu x %zu x %zu, %zu shared", s->n, s->NH, s->HD, s->R);
+    check_begin("%zu x %zu x %zu, values %zu, %zu shared", s->n, s->NH, s->HD, s->VD, s->R);
     const Dim N = some_of(s->n, 40), width = all_of(s->NH * s->HD), R = all_of(s->R);
-    Tensor *kv = tensor_in("kv", N, all_of(s->NH * (2 * s->HD - s->R))), *shared = tensor_in("shared", N, R);
+    Tensor *kv = tensor_in("kv", N, all_of(s->NH * (s->HD - s->R + s->VD))), *shared = tensor_in("shared", N, R);
     Tensor *k = tensor_out("k", N, width), *v = tensor_out("v", N, width);
-    CHECK(latent_expand, of(k), of(v), of(kv), of(shared), len(N), s->NH, s->HD, s->R);
+    CHECK(latent_expand, of(k), of(v), of(kv), of(shared), len(N), s->NH, s->HD, s->VD, s->R);
     expect(k, 1, 0);
     expect(v, 1, 0);
 }
 
+static void case_latent_trim(const OpShape *s) {
+    check_begin("%zu x %zu x %zu, values %zu%s", s->n, s->NH, s->HD, s->VD, s->back ? ", back" : "");
+    const Dim N = some_of(s->n, 40), all = all_of(s->NH * s->HD), part = all_of(s->NH * s->VD);
+    Tensor *wide = s->back ? tensor_out("wide", N, all) : tensor_in("wide", N, all);
+    Tensor *narrow = s->back ? tensor_in("narrow", N, part) : tensor_out("narrow", N, part);
+    CHECK(latent_trim, of(wide), of(narrow), len(N), s->NH, s->HD, s->VD, s->back);
+    expect(s->back ? wide : narrow, 1, 0);
+}
+
 static void case_latent_fold(const OpShape *s) {
-    check_begin("%zu x %zu x %zu, %zu shared", s->n, s->NH, s->HD, s->R);
+    check_begin("%zu x %zu x %zu, values %zu, %zu shared", s->n, s->NH, s->HD, s->VD, s->R);
     const Dim N = some_of(s->n, 40), width = all_of(s->NH * s->HD), R = all_of(s->R);
     Tensor *dk = tensor_make(TENSOR_READ, "dk", check.ops->summed, N, width);
     Tensor *dv = tensor_make(TENSOR_READ, "dv", check.ops->summed, N, width);
-    Tensor *dkv = tensor_out("dkv", N, all_of(s->NH * (2 * s->HD - s->R))), *dshared = tensor_sums("dshared", N, R);
-    CHECK(latent_fold, of(dkv), of(dshared), of(dk), of(dv), len(N), s->NH, s->HD, s->R);
+    Tensor *dkv = tensor_out("dkv", N, all_of(s->NH * (s->HD - s->R + s->VD)));
+    Tensor *dshared = tensor_sums("dshared", N, R);
+    CHECK(latent_fold, of(dkv), of(dshared), of(dk), of(dv), len(N), s->NH, s->HD, s->VD, s->R);
     expect(dkv, 1, 0);
     sums_of(s->NH, 0);
     expect(dshared, 1, 0);

@@ -232,18 +232,23 @@ OP(void, gate_backward, (Stored *dx, Stored *dgate, const Stored *dout, const St
    COUNT(dry_move(3 * count + 2 * (count / width), STORED)))
 
 // ---- latent attention: keys and values of a range of tokens -------------------------------------------------------
-// Rows of kv[n,heads,(HD - R) + HD]: k[n,heads,HD] = the first HD - R elements, then shared[n,R] of the token, the same
-// for all heads; v[n,heads,HD] = the rest
+// Rows of kv[n,heads,(HD - R) + VD]: k[n,heads,HD] = the first HD - R elements, then shared[n,R] of the token, the same
+// for all heads; v[n,heads,HD] = the rest, VD <= HD elements, then zeros
 OP(void, latent_expand, (Stored *k, Stored *v, const Stored *kv, const Stored *shared, size_t n, size_t heads,
-                         size_t HD, size_t R), (k, v, kv, shared, n, heads, HD, R),
+                         size_t HD, size_t VD, size_t R), (k, v, kv, shared, n, heads, HD, VD, R),
    TENSOR(k, n * heads * HD, STORED) TENSOR(v, n * heads * HD, STORED)
-   TENSOR(kv, n * heads * (2 * HD - R), STORED) TENSOR(shared, n * R, STORED)
+   TENSOR(kv, n * heads * (HD - R + VD), STORED) TENSOR(shared, n * R, STORED)
    COUNT(dry_move(4 * n * heads * HD, STORED)))
-// its backward: dkv = dk, dv, rounded; dshared[n,R] += the sum over heads
+// its backward: dkv = dk, the first VD elements of dv, rounded; dshared[n,R] += the sum over heads
 OP(void, latent_fold, (Stored *dkv, Summed *dshared, const Summed *dk, const Summed *dv, size_t n, size_t heads,
-                       size_t HD, size_t R), (dkv, dshared, dk, dv, n, heads, HD, R),
-   TENSOR(dkv, n * heads * (2 * HD - R), STORED) TENSOR(dshared, n * R, SUMMED) TENSOR(dk, n * heads * HD, SUMMED)
+                       size_t HD, size_t VD, size_t R), (dkv, dshared, dk, dv, n, heads, HD, VD, R),
+   TENSOR(dkv, n * heads * (HD - R + VD), STORED) TENSOR(dshared, n * R, SUMMED) TENSOR(dk, n * heads * HD, SUMMED)
    TENSOR(dv, n * heads * HD, SUMMED) COUNT(dry_move(2 * n * heads * HD, STORED + SUMMED)))
+// narrow[n,heads,VD] = the first VD elements of each head of wide[n,heads,HD]; back: wide = narrow, then zeros
+OP(void, latent_trim, (Stored *wide, Stored *narrow, size_t n, size_t heads, size_t HD, size_t VD, int back),
+   (wide, narrow, n, heads, HD, VD, back),
+   TENSOR(wide, n * heads * HD, STORED) TENSOR(narrow, n * heads * VD, STORED)
+   COUNT(dry_move(n * heads * (VD + (back ? HD : VD)), STORED)))
 // sums += in
 OP(void, sums_add, (Summed *sums, const Stored *in, size_t count), (sums, in, count),
    TENSOR(sums, count, SUMMED) TENSOR(in, count, STORED) COUNT(dry_move(count, 2 * SUMMED + STORED)))

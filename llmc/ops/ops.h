@@ -215,7 +215,8 @@ typedef struct {
     size_t E, k;         // number of experts, and of a token's experts
     int normalised;      // 1: a token's weights are divided by their sum (sigmoid: + epsilon)
     double scale;        // factor of the weights
-    size_t groups, kept; // experts are chosen in the `kept` best of `groups` groups; a group's two best scores rank it
+    size_t groups, kept; // experts are chosen in the `kept` best of `groups` groups; the sum of a group's two best
+                         // scores ranks it
     double epsilon;
 } RouterShape;
 

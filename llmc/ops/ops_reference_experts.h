@@ -21,6 +21,12 @@ static size_t reference_rank(const double *value, size_t begin, size_t end, size
     return before;
 }
 
+// Returns log(e^a + e^b).
+static double reference_log_sum(double a, double b) {
+    const double most = fmax(a, b);
+    return most > -INFINITY ? most + log(exp(a - most) + exp(b - most)) : most;
+}
+
 static void reference_router_choose(uint16_t *route, const double *logits, const float *bias, size_t n,
                                     const RouterShape *shape, int keep) {
     const size_t E = shape->E, k = shape->k, size = E / shape->groups;
@@ -34,9 +40,11 @@ static void reference_router_choose(uint16_t *route, const double *logits, const
             if (isnan(score[e])) score[e] = -INFINITY;
         }
         for (size_t g = 0; g < shape->groups; g++) {
-            best[g] = 0.0;
+            const int sums = shape->kind == ROUTER_SIGMOID;
+            best[g] = sums ? 0.0 : -INFINITY;
             for (size_t e = g * size; e < (g + 1) * size; e++)
-                if (reference_rank(score, g * size, (g + 1) * size, e, NULL) < 2) best[g] += score[e];
+                if (reference_rank(score, g * size, (g + 1) * size, e, NULL) < 2)
+                    best[g] = sums ? best[g] + score[e] : reference_log_sum(best[g], score[e]);
         }
         for (size_t e = 0; e < E; e++) open[e] = reference_rank(best, 0, shape->groups, e / size, NULL) < shape->kept;
         for (size_t e = 0; e < E; e++) {

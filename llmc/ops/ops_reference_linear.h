@@ -19,23 +19,33 @@ static void reference_split_heads(double *joined, double *first, double *second,
 }
 
 static void reference_latent_expand(double *k, double *v, const double *kv, const double *shared, size_t n,
-                                    size_t heads, size_t HD, size_t R) {
+                                    size_t heads, size_t HD, size_t VD, size_t R) {
     const size_t own = HD - R;
     for (size_t i = 0; i < n * heads; i++)
         for (size_t j = 0; j < HD; j++) {
-            k[i * HD + j] = j < own ? kv[i * (own + HD) + j] : shared[i / heads * R + j - own];
-            v[i * HD + j] = kv[i * (own + HD) + own + j];
+            k[i * HD + j] = j < own ? kv[i * (own + VD) + j] : shared[i / heads * R + j - own];
+            v[i * HD + j] = j < VD ? kv[i * (own + VD) + own + j] : 0;
         }
 }
 
+static void reference_latent_trim(double *wide, double *narrow, size_t n, size_t heads, size_t HD, size_t VD,
+                                  int back) {
+    for (size_t i = 0; i < n * heads; i++)
+        for (size_t j = 0; j < HD; j++)
+            if (back)
+                wide[i * HD + j] = j < VD ? narrow[i * VD + j] : 0;
+            else if (j < VD)
+                narrow[i * VD + j] = wide[i * HD + j];
+}
+
 static void reference_latent_fold(double *dkv, double *dshared, const double *dk, const double *dv, size_t n,
-                                  size_t heads, size_t HD, size_t R) {
+                                  size_t heads, size_t HD, size_t VD, size_t R) {
     const size_t own = HD - R;
     for (size_t i = 0; i < n * heads; i++)
         for (size_t j = 0; j < HD; j++) {
-            if (j < own) dkv[i * (own + HD) + j] = dk[i * HD + j];
+            if (j < own) dkv[i * (own + VD) + j] = dk[i * HD + j];
             if (j >= own) dshared[i / heads * R + j - own] += dk[i * HD + j];
-            dkv[i * (own + HD) + own + j] = dv[i * HD + j];
+            if (j < VD) dkv[i * (own + VD) + own + j] = dv[i * HD + j];
         }
 }
 

@@ -32,8 +32,9 @@ typedef struct {
 typedef struct {
     size_t C, V, L;           // hidden, vocabulary, layers
     size_t NH, NKV, HD, Q, R; // Q = NH*HD; R: rotated elements of a head
+    size_t VD, O;             // elements of a head's values, HD or less; O = NH*VD
     size_t KV, VV;            // elements of a token's keys and values as stored: NKV*HD, or latents and shared part
-    size_t low, shared_key;   // latent attention: rank of queries, the part of keys that heads share; else 0
+    size_t low, shared_key;   // latent attention: rank of queries (0: full), the part of keys that heads share; else 0
     size_t gate;              // width of the gate of attention's output: Q, NH for a gate a head, or 0
     size_t query_gate;        // columns of gates in the product of queries: Q, or 0
     size_t FF, H;             // H: width of the MLP's first product
@@ -78,7 +79,8 @@ static Shapes shapes_in(const Model *model, unsigned form) {
     s.FF = intermediate_size_of(c, form), s.V = c->vocab_size, s.L = c->num_hidden_layers;
     s.HD = head_dim_of(c, form), s.Q = s.NH * s.HD, s.R = rotary_width_of(c, form);
     s.low = c->q_lora_rank, s.shared_key = c->qk_rope_head_dim;
-    s.KV = s.low ? c->kv_lora_rank : s.NKV * s.HD, s.VV = s.low ? s.shared_key : s.KV;
+    s.KV = s.shared_key ? c->kv_lora_rank : s.NKV * s.HD, s.VV = s.shared_key ? s.shared_key : s.KV;
+    s.VD = s.shared_key ? c->v_head_dim : s.HD, s.O = s.NH * s.VD;
     s.value_norm = c->family->value_norm, s.values_are_keys = values_are_keys(c, form);
     s.P = c->hidden_size_per_layer_input, s.query_gate = c->family->gated_attention ? s.Q : 0;
     s.gate = c->family->head_gates ? s.NH : c->family->names.layer.OUTPUT_GATE ? s.Q : s.query_gate;

@@ -33,11 +33,11 @@ static Linear linear_of(const Visit *v, LayerTensor tensor) {
     case Q_WEIGHT: linear.in = d->low ? d->low : d->C; break;
     case K_WEIGHT: linear.bias = K_BIAS, linear.out = d->KV; break;
     case V_WEIGHT: linear.bias = V_BIAS, linear.out = d->VV; break;
-    case O_WEIGHT: linear.bias = O_BIAS, linear.in = d->Q, linear.out = d->C; break;
+    case O_WEIGHT: linear.bias = O_BIAS, linear.in = d->O, linear.out = d->C; break;
     case OUTPUT_GATE: linear.bias = LAYER_TENSORS, linear.out = d->gate; break;
     case QUERY_DOWN: linear.bias = LAYER_TENSORS, linear.out = d->low; break;
     case KEY_VALUE_UP:
-        linear.bias = LAYER_TENSORS, linear.in = d->KV, linear.out = d->NH * (2 * d->HD - d->shared_key);
+        linear.bias = LAYER_TENSORS, linear.in = d->KV, linear.out = d->NH * (d->HD - d->shared_key) + d->O;
         break;
     case GATE_WEIGHT: linear.bias = GATE_BIAS, linear.out = d->H, linear.last = UP_WEIGHT; break; // gate and up
     case DOWN_WEIGHT: linear.bias = DOWN_BIAS, linear.in = d->FF, linear.out = d->C; break;

@@ -17,6 +17,7 @@ static OpShape model_shape(const Config *c, size_t n) {
     OpShape s = {0};
     s.n = n, s.C = c->hidden_size, s.V = c->vocab_size, s.FF = c->intermediate_size, s.stride = s.V / 8 * 8 + 8;
     s.NH = c->num_attention_heads, s.NKV = key_value_heads_of(c, 0), s.HD = head_dim_of(c, 0);
+    s.VD = c->v_head_dim ? c->v_head_dim : s.HD;
     s.R = rotary_width(c) / 2 * 2, s.rotation = rotation_of(c, 0, 1), s.activation.kind = c->family->activation;
     s.activation.alpha = c->swiglu_alpha, s.activation.limit = c->swiglu_limit, s.cap = logits_cap(c);
     s.learned = c->family->learned_positions, s.type = check.ops->stored, s.delta = small;
@@ -83,6 +84,7 @@ static int op_shape(const char *op, const Config *c, size_t n, size_t i, OpShape
                    {"dropout", 1, SIZE_MAX, 0.1},
                    {"rope", 1, SIZE_MAX, 1e6},
                    {"split_heads", 2, SIZE_MAX, 0},
+                   {"latent_trim", 2, SIZE_MAX, 0},
                    {"conv", 2, SIZE_MAX, 0},
                    {"delta", 2, SIZE_MAX, 0},
                    {"ssd", 2, SIZE_MAX, 0},

@@ -245,6 +245,10 @@ TEST(configurations_that_are_written) {
         "rope_type=yarn,factor=2",
         "qwen3_moe,num_experts=0",
         "qwen3_5_moe,num_hidden_layers=7,layer_types=lf,shared_expert_intermediate_size=0,router_aux_loss_coef=0",
+        "deepseek_v3,num_experts=8,n_group=4,topk_group=2,num_experts_per_tok=3,q_lora_rank=0,first_k_dense_replace=1,"
+        "rope_type=yarn,factor=40,mscale=0.707,mscale_all_dim=0.707",
+        "mistral4,num_experts=6,num_experts_per_tok=2,llama_4_scaling_beta=0.25,q_lora_rank=0,v_head_dim=96",
+        "mistral4,llama_4_scaling_beta=0,factor=3,qk_nope_head_dim=192",
         "lfm2,num_hidden_layers=5,layer_types=ccf,linear_conv_kernel_dim=4,rope_type=yarn,factor=4,head_dim=64",
         "lfm3,num_hidden_layers=9",
         "lfm3,num_hidden_layers=5,layer_types=cf,partial_rotary_factor=0.25,attention_bias=true",

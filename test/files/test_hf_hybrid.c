@@ -345,6 +345,11 @@ TEST(text_models_beside_images) {
     "{\"architectures\": [\"" name "ForConditionalGeneration\"], \"model_type\": \"" type "\", \"text_config\": "      \
     "{\"model_type\": \"" text "\", " keys "}, \"vision_config\": {\"model_type\": \"x\"}, \"dtype\": \"float32\"}\n"
     static const char *const jsons[] = {
+        BESIDE("Mistral3", "mistral3", "mistral4",
+               "\"vocab_size\": 29, \"hidden_size\": 12, \"intermediate_size\": 20, \"num_hidden_layers\": 2, "
+               "\"num_attention_heads\": 3, \"num_key_value_heads\": 3, \"q_lora_rank\": 8, \"kv_lora_rank\": 10, "
+               "\"qk_nope_head_dim\": 6, \"qk_rope_head_dim\": 4, \"v_head_dim\": 10, \"n_routed_experts\": 4, "
+               "\"moe_intermediate_size\": 8, \"num_experts_per_tok\": 2"),
         BESIDE("Mistral3", "mistral3", "ministral3", SIZES ", \"tie_word_embeddings\": true"),
         BESIDE("Mistral3", "mistral3", "mistral", SIZES ", \"tie_word_embeddings\": false"),
         BESIDE("Gemma3", "gemma3", "gemma3_text", SIZES ", \"sliding_window\": 5"),

@@ -55,6 +55,11 @@ TEST(keys_as_transformers_reads_them) {
         {"olmo2", "\"pad_token_id\"", "\"was\"", "pad_token_id", "1"},
         {"gemma3", "\"pad_token_id\"", "\"was\"", "pad_token_id", "0"},
         {"ministral3", "\"pad_token_id\"", "\"was\"", "pad_token_id", "11"},
+        {"mistral4", "\"pad_token_id\"", "\"was\"", "pad_token_id", "11"},
+        {"deepseek_v3", "\"deepseek_v3\"", "\"kimi_k2\"", "q_lora_rank", "8"},
+        // Mistral 4: the share of a head that its class sets, its default object
+        {"mistral4", "\"partial_rotary_factor\": 0.4,", "", "factor", "16"},
+        {NULL, "\"rope_parameters\"", "\"rope_parameters\": null, \"was also\"", "factor", "128"},
         {"gpt2", "\"pad_token_id\": null", "\"pad_token_id\": 5", "pad_token_id", NULL},
         // rope_scaling beside rope_parameters
         {"llama", "{", "{\"rope_scaling\":{\"type\":\"linear\",\"factor\":2.0},", "rope_type", "linear"},

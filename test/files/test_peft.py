@@ -18,8 +18,8 @@ logging.disable_progress_bar()
 T, DOCUMENTS = 48, 6
 SHARD = f"{GOLDEN}/tokens_uint16.bin"  # llm.c's: a header of 1024 bytes, then tokens
 DATA = ["--data", SHARD, "--seq-len", str(T)]
-EXPERTS = ("qwen3_moe", "qwen3_5_moe", "qwen3_next", "mixtral", "glm4_moe", "lfm2_moe", "glm4_moe_lite")
-STACKS = ("gpt_oss", "gemma4-moe")  # PEFT's all-linear leaves their experts out
+EXPERTS = ("qwen3_moe", "qwen3_5_moe", "qwen3_next", "mixtral", "glm4_moe", "lfm2_moe", "glm4_moe_lite", "deepseek_v3", "deepseek_v3-full")
+STACKS = ("gpt_oss", "gemma4-moe", "mistral4")  # PEFT's all-linear leaves their experts out
 
 
 def folder(name):
@@ -38,7 +38,7 @@ def document_loss(model, d):
 
 
 def auto_class(name):
-    return AutoModelForImageTextToText if name == "muse_glimmer" else AutoModelForCausalLM  # it has no class of the text alone
+    return AutoModelForImageTextToText if name in ("muse_glimmer", "mistral4") else AutoModelForCausalLM  # as in make_golden.py
 
 
 def open_base(name):
@@ -151,7 +151,7 @@ def per_expert(name, *options):
 
 
 for golden in ("llama", "qwen2", "qwen3", "mistral", "gemma3", "gpt2", "ministral3", "smollm3", "olmo3", "phi3", "glm4", "seed_oss",
-               "hunyuan_v1_dense", "ernie4_5", "lfm2", "lfm3", "glm4_moe_lite"):
+               "hunyuan_v1_dense", "ernie4_5", "lfm2", "lfm3", "glm4_moe_lite", "deepseek_v3", "deepseek_v3-full", "mistral4"):
     ours_to_theirs(golden)
 ours_to_theirs("llama", "--rslora", "--lora-alpha", "3", "--lora-targets", "q_proj,v_proj,down_proj", "--lora-dropout", "0.1")
 ours_to_theirs("gpt2", "--lora-targets", "c_attn,mlp.c_proj")

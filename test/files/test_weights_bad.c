@@ -197,8 +197,12 @@ static const Damage changed_texts[] = {
         "families are gpt2, llama, mistral, ministral3, qwen2, qwen3, gemma3, qwen3_5, smollm3, olmo2, olmo3, "
         "olmo_hybrid, phi3, glm4, granite, seed_oss, hunyuan_v1_dense, ernie4_5, muse_glimmer"),
     KEY("llama", "model_type", "\"llama\"", "\"falcon_h1\"", "model_type falcon_h1 is not in this version"),
-    KEY("llama", "model_type", "\"llama\"", "\"deepseek_v3\",\"n_routed_experts\":8",
-        "model_type deepseek_v3, a mixture of experts, is not in this version"),
+    KEY("llama", "model_type", "\"llama\"", "\"deepseek_v2\",\"n_routed_experts\":8",
+        "model_type deepseek_v2, a mixture of experts, is not in this version"),
+    KEY("llama", "model_type", "\"llama\"", "\"deepseek_v32\",\"index_topk\":8",
+        "model_type deepseek_v32, with sparse attention to latents, is not in this version"),
+    KEY("llama", "model_type", "\"llama\"", "\"glm_moe_dsa\",\"index_topk\":8",
+        "model_type glm_moe_dsa, with sparse attention to latents, is not in this version"),
     // experts: their keys, and tensors of each or of all
     KEY("qwen3_moe", "num_local_experts", "5", "5, \"num_experts\": 4",
         "num_experts and num_local_experts are the same"),
@@ -218,7 +222,7 @@ static const Damage changed_texts[] = {
     KEY("granitemoehybrid", "num_experts_per_tok", "2", "0", "num_experts_per_tok is 0, but must be at least 1"),
     KEY("granitemoehybrid", "mamba_conv_bias", "true", "false", "mamba_conv_bias is false; it must be true"),
     CONFIG("granitemoehybrid", "{", "{\"layers_block_type\": [\"moe\", \"mamba\", \"mamba\"],",
-        "layer_types: layer 0 is moe, but must be"),
+           "layer_types: layer 0 is moe, but must be"),
     KEY("granitemoehybrid", "shared_intermediate_size", "28", "null", "shared_intermediate_size is null"),
     KEY("granitemoehybrid", "mamba_d_head", "8", "\"auto\"", NULL),
     KEY("granitemoehybrid", "num_experts_per_tok", "2", "2, \"time_step_min\": 9", NULL), // no key of its class
@@ -227,8 +231,25 @@ static const Damage changed_texts[] = {
     KEY("bamba", "mamba_expand", "3", "3, \"layer_types\": [\"mamba\"]",
         "layer_types is no key of its class; give attn_layer_indices"),
     KEY("bamba", "mlp_bias", "true", "true, \"partial_rotary_factor\": 0.25", NULL), // the class ignores it
-    KEY("glm4_moe_lite", "q_lora_rank", "8", "null", "q_lora_rank is null, queries of full rank"),
-    KEY("glm4_moe_lite", "v_head_dim", "10", "8", "v_head_dim 8 must be qk_nope_head_dim + qk_rope_head_dim, 10"),
+    KEY("glm4_moe_lite", "q_lora_rank", "8", "null", "tensor model.layers.0.self_attn.q_proj.weight is missing"),
+    KEY("glm4_moe_lite", "q_lora_rank", "8", "0", "q_lora_rank is 0; queries of full rank are null"),
+    KEY("glm4_moe_lite", "v_head_dim", "10", "12", "v_head_dim 12 must be at most qk_nope_head_dim + qk_rope_head_dim"),
+    KEY("glm4_moe_lite", "v_head_dim", "10", "8",
+        "o_proj.weight has shape [24, 30], but config.json asks for [24, 24]"),
+    KEY("deepseek_v3", "q_lora_rank", "8", "null", "tensor model.layers.0.self_attn.q_proj.weight is missing"),
+    KEY("deepseek_v3", "attention_bias", "false", "true", "attention_bias is true; it must be false"),
+    KEY("deepseek_v3", "head_dim", "4", "10", "head_dim must be 4 here, which transformers rotates by; leave it out"),
+    KEY("deepseek_v3", "mscale", "1.0", "0.5", "supports rope_type default, or yarn with mscale = mscale_all_dim"),
+    KEY("deepseek_v3", "rope_theta", "10000.0", "10000.0, \"partial_rotary_factor\": 0.5",
+        "rope_parameters.partial_rotary_factor must be 1, qk_rope_head_dim by 4 elements"),
+    KEY("deepseek_v3", "hidden_act", "\"silu\"", "\"silu\", \"scoring_func\": \"softmax\"",
+        "scoring_func is softmax; it must be sigmoid"),
+    KEY("deepseek_v3", "n_group", "2", "6", "equal groups of num_experts 6 must hold num_experts_per_tok 2"),
+    KEY("mistral4", "partial_rotary_factor", "0.4", "1.0", "partial_rotary_factor must be 0.4, qk_rope_head_dim by 10"),
+    KEY("mistral4", "rope_type", "\"yarn\"", "\"default\"", "llama_4_scaling_beta is 0.3 with rope_type default"),
+    KEY("mistral4", "llama_4_scaling_beta", "0.3", "null", "rope_parameters has no llama_4_scaling_beta"),
+    KEY("mistral4", "rope_parameters", "{", "null, \"rope_scaling\": {\"rope_theta\": 1e4, \"was\": 0}, \"were\": {",
+        "rope_scaling.partial_rotary_factor must be 0.4, qk_rope_head_dim by 10 elements"),
     KEY("glm4_moe_lite", "rope_interleave", "true", "false", "rope_interleave is false; it must be true"),
     KEY("glm4_moe_lite", "num_key_value_heads", "3", "1", "num_key_value_heads 1 must be num_attention_heads 3"),
     CONFIG("glm4_moe_lite", "\"dense\"", "\"wide\"", "the entry of layer 1 must be dense or sparse"),
@@ -394,7 +415,8 @@ TEST(texts) {
         golden_copies("gpt2 llama llama3 llama-sharded llama-tied qwen2 qwen3 qwen3-yarn mistral gemma3 "
                       "gemma3-linear ministral3 smollm3 olmo2 olmo3 phi3 glm4 granite mistral-full qwen3_moe "
                       "seed_oss hunyuan_v1_dense ernie4_5 muse_glimmer olmo_hybrid lfm2 lfm3 lfm2_moe "
-                      "qwen3_moe-fused mixtral glm4_moe glm4_moe_lite gpt_oss gemma4-e granitemoehybrid bamba");
+                      "qwen3_moe-fused mixtral glm4_moe glm4_moe_lite deepseek_v3 mistral4 gpt_oss gemma4-e "
+                      "granitemoehybrid bamba");
     expect_damage_found(&suite, changed_texts, COUNT_OF(changed_texts));
 }
 

@@ -128,7 +128,10 @@ TEST(greedy_text_of_golden_models) {
                                         "granitemoehybrid",
                                         "granitemoehybrid-dense",
                                         "bamba",
-                                        "glm4_moe_lite"};
+                                        "glm4_moe_lite",
+                                        "deepseek_v3",
+                                        "deepseek_v3-full",
+                                        "mistral4"};
     static const size_t chunks[] = {1, 3, 6, 1024};
     static const SamplingSettings greedy = {0, 0, 0, 1, 0};
     for (size_t i = 0; i < COUNT_OF(names); i++) {

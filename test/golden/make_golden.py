@@ -24,10 +24,10 @@ import torch
 import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, BambaConfig, Ernie4_5Config, Gemma3TextConfig,
+from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, BambaConfig, DeepseekV3Config, Ernie4_5Config, Gemma3TextConfig,
                           Gemma4TextConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GPT2Config, GptOssConfig, GraniteConfig,
                           GraniteMoeHybridConfig, HunYuanDenseV1Config, Lfm2Config, Lfm2MoeConfig, Lfm3Config,
-                          LlamaConfig, Ministral3Config, MistralConfig, MixtralConfig,
+                          LlamaConfig, Ministral3Config, Mistral4Config, MistralConfig, MixtralConfig,
                           MuseGlimmerConfig, NemotronHConfig, Olmo2Config, Olmo3Config, OlmoHybridConfig, Phi3Config, Qwen2Config,
                           Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig,
                           SeedOssConfig, SmolLM3Config)
@@ -46,7 +46,7 @@ NORMS = classes("""llama.LlamaRMSNorm mistral.MistralRMSNorm ministral.Ministral
     gpt_oss.GptOssRMSNorm seed_oss.SeedOssRMSNorm hunyuan_v1_dense.HunYuanDenseV1RMSNorm ernie4_5.Ernie4_5RMSNorm
     lfm2.Lfm2RMSNorm lfm2_moe.Lfm2MoeRMSNorm lfm3.Lfm3RMSNorm
     olmo_hybrid.OlmoHybridRMSNorm granitemoehybrid.GraniteMoeHybridRMSNorm bamba.BambaRMSNorm
-    glm4_moe_lite.Glm4MoeLiteRMSNorm""")
+    glm4_moe_lite.Glm4MoeLiteRMSNorm deepseek_v3.DeepseekV3RMSNorm mistral4.Mistral4RMSNorm""")
 OFFSET_NORMS = classes("""gemma3.Gemma3RMSNorm qwen3_5.Qwen3_5RMSNorm qwen3_5_moe.Qwen3_5MoeRMSNorm
     qwen3_next.Qwen3NextRMSNorm muse_glimmer.MuseGlimmerTextCenteredRMSNorm""")
 CASTING = classes("""qwen3_5.Qwen3_5GatedDeltaNet qwen3_5_moe.Qwen3_5MoeGatedDeltaNet qwen3_moe.Qwen3MoeTopKRouter
@@ -54,10 +54,11 @@ CASTING = classes("""qwen3_5.Qwen3_5GatedDeltaNet qwen3_5_moe.Qwen3_5MoeGatedDel
     gemma4.Gemma4TextRouter ernie4_5.Ernie4_5Attention qwen3_next.Qwen3NextGatedDeltaNet
     qwen3_next.Qwen3NextTopKRouter muse_glimmer.MuseGlimmerRMSNorm
     olmo_hybrid.OlmoHybridGatedDeltaNet
-    glm4_moe_lite.Glm4MoeLiteTopkRouter nemotron_h.NemotronHForCausalLM
+    glm4_moe_lite.Glm4MoeLiteTopkRouter deepseek_v3.DeepseekV3TopkRouter nemotron_h.NemotronHForCausalLM
     granitemoehybrid.GraniteMoeHybridMambaLayer granitemoehybrid.GraniteMoeHybridTopKRouter bamba.BambaMixer""")
-Gemma4TextRouter, *SigmoidRouters = classes("""gemma4.Gemma4TextRouter glm4_moe.Glm4MoeTopkRouter
-    glm4_moe_lite.Glm4MoeLiteTopkRouter nemotron_h.NemotronHTopkRouter""")
+Gemma4TextRouter, Mistral4TopkRouter, *SigmoidRouters = classes("""gemma4.Gemma4TextRouter mistral4.Mistral4TopkRouter
+    glm4_moe.Glm4MoeTopkRouter
+    glm4_moe_lite.Glm4MoeLiteTopkRouter deepseek_v3.DeepseekV3TopkRouter nemotron_h.NemotronHTopkRouter""")
 
 transformers.utils.logging.disable_progress_bar()
 HERE = pathlib.Path(__file__).resolve().parent
@@ -335,6 +336,31 @@ GLM4_MOE_LITE = Glm4MoeLiteConfig(vocab_size=103, hidden_size=24, intermediate_s
                                   mlp_layer_types=["sparse", "dense"], routed_scaling_factor=1.8,
                                   rope_parameters=dict(rope_type="default", rope_theta=20000.0), **NO_SPECIAL_TOKENS)
 
+# Values of 5 under keys of 10, and YaRN that also scales the scores; an epsilon as above.
+DEEPSEEK_V3 = DeepseekV3Config(vocab_size=97, hidden_size=24, intermediate_size=40, num_hidden_layers=2,
+                               num_attention_heads=3, num_key_value_heads=3, q_lora_rank=8, kv_lora_rank=10,
+                               qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=5, rms_norm_eps=1e-2,
+                               max_position_embeddings=2560, n_routed_experts=6, num_experts_per_tok=2, n_group=2, topk_group=1,
+                               moe_intermediate_size=16, n_shared_experts=1, first_k_dense_replace=1, num_mtp_layers=0,
+                               rope_parameters=dict(rope_type="yarn", rope_theta=10000.0, factor=40.0, mscale=1.0,
+                                                    mscale_all_dim=1.0, original_max_position_embeddings=64,
+                                                    beta_fast=32.0, beta_slow=1.0), **NO_SPECIAL_TOKENS)
+
+# Queries of full rank, and rotary positions as they are; the same values.
+DEEPSEEK_V3_FULL = copy.deepcopy(DEEPSEEK_V3)
+DEEPSEEK_V3_FULL.q_lora_rank, DEEPSEEK_V3_FULL.rope_parameters = None, dict(rope_type="default", rope_theta=20000.0)
+
+# The same latents; queries that grow with their position from the 12th on; the best of three groups by the softmax's sums.
+MISTRAL4 = Mistral4Config(vocab_size=98, hidden_size=24, intermediate_size=40, num_hidden_layers=2, num_attention_heads=3,
+                          num_key_value_heads=3, q_lora_rank=8, kv_lora_rank=10, qk_nope_head_dim=6, qk_rope_head_dim=4,
+                          v_head_dim=10, rms_norm_eps=1e-2, max_position_embeddings=192, n_routed_experts=9,
+                          num_experts_per_tok=2, n_group=3, topk_group=2, moe_intermediate_size=16, n_shared_experts=2,
+                          first_k_dense_replace=1, routed_scaling_factor=1.5,
+                          rope_parameters=dict(rope_type="yarn", rope_theta=10000.0, factor=16.0, mscale=1.0,
+                                               mscale_all_dim=1.0, original_max_position_embeddings=12, beta_fast=32.0,
+                                               beta_slow=1.0, llama_4_scaling_beta=0.3, partial_rotary_factor=0.4),
+                          **NO_SPECIAL_TOKENS)
+
 # Sinks, biases everywhere, a window of 6 in the first layer, experts narrower than the hidden size, most values beyond the
 # clamps.
 GPT_OSS = GptOssConfig(vocab_size=106, hidden_size=32, intermediate_size=20, num_hidden_layers=2, num_attention_heads=6,
@@ -492,6 +518,9 @@ CASES = [
     Case("mixtral", MIXTRAL, seed=1223),
     Case("glm4_moe", GLM4_MOE, seed=763),
     Case("glm4_moe_lite", GLM4_MOE_LITE, seed=4991),
+    Case("deepseek_v3", DEEPSEEK_V3, seed=8207),
+    Case("deepseek_v3-full", DEEPSEEK_V3_FULL, seed=2363, config_style=4, pad=33),
+    Case("mistral4", MISTRAL4, seed=175, pad=21),
     Case("gpt_oss", GPT_OSS, seed=2, pad=12),
     Case("lfm3", LFM3, seed=3, pad=30),
     Case("lfm2_moe", LFM2_MOE, seed=520),
@@ -512,8 +541,8 @@ def adds_one(config, name):
 
 
 def auto_class(config):
-    """Muse Glimmer has no class of the text model alone."""
-    return AutoModelForImageTextToText if config.model_type == "muse_glimmer" else AutoModelForCausalLM
+    """Muse Glimmer has no class of the text model alone, and Mistral 4's is among those of images."""
+    return AutoModelForImageTextToText if config.model_type in ("muse_glimmer", "mistral4") else AutoModelForCausalLM
 
 
 def text_parameters(model):
@@ -767,10 +796,12 @@ def route_margin(model, stream):
         scores, k = (outputs[0].log(), router.config.top_k_experts) if beside else (outputs[0], router.top_k)
         if len(inputs) > 1:  # LFM2's bias
             scores = scores.sigmoid() + inputs[1]
-        if isinstance(router, tuple(SigmoidRouters)):
-            scores = scores.sigmoid() + router.e_score_correction_bias
+        if isinstance(router, (*SigmoidRouters, Mistral4TopkRouter)):
+            softmax = isinstance(router, Mistral4TopkRouter)
+            scores = scores if softmax else scores.sigmoid() + router.e_score_correction_bias
             groups = scores.view(len(scores), router.num_group, -1)
-            best = groups.topk(2).values.sum(-1).topk(min(router.topk_group + 1, router.num_group))
+            best = groups.topk(2).values
+            best = (best.logsumexp(-1) if softmax else best.sum(-1)).topk(min(router.topk_group + 1, router.num_group))
             if router.num_group > router.topk_group:
                 leads.append(float((best.values[:, -2] - best.values[:, -1]).min()))
             kept = best.indices[:, :router.topk_group, None].expand(-1, -1, groups.shape[-1])

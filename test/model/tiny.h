@@ -103,6 +103,13 @@ more passes of a method. The passes leave the loss and every gradient on the hos
     "q_lora_rank=7,kv_lora_rank=9,qk_nope_head_dim=6,qk_rope_head_dim=4,v_head_dim=10,num_experts=5,"                  \
     "num_experts_per_tok=2,moe_intermediate_size=12,shared_expert_intermediate_size=12,mlp_only_layers=0+2,"           \
     "rms_norm_eps=1e-1"
+// Values narrower than keys, queries of full rank
+#define TINY_NARROW                                                                                                    \
+    "deepseek_v3,hidden_size=20,intermediate_size=24,num_hidden_layers=3,num_attention_heads=3,vocab_size=31,"         \
+    "q_lora_rank=0,kv_lora_rank=9,qk_nope_head_dim=6,qk_rope_head_dim=4,v_head_dim=5,num_experts=6,n_group=3,"         \
+    "topk_group=2,num_experts_per_tok=2,moe_intermediate_size=12,shared_expert_intermediate_size=12,"                  \
+    "first_k_dense_replace=1,rms_norm_eps=1e-1,rope_type=yarn,factor=40,original_max_position_embeddings=16,mscale=1," \
+    "mscale_all_dim=1"
 // Windows and sinks; experts with biases and clamps within reach
 #define TINY_SINKS                                                                                                     \
     "gpt_oss,hidden_size=20,intermediate_size=12,num_hidden_layers=3,num_attention_heads=4,num_key_value_heads=2,"     \

@@ -14,6 +14,8 @@ static const RouterShape routers[] = {
     {ROUTER_SOFTMAX, 2, 1, 1, 1.0, 1, 1, 1e-20},    {ROUTER_SIGMOID, 8, 2, 1, 1.5, 8, 3, 1e-20},
     {ROUTER_SOFTMAX, 70, 64, 0, 1.0, 1, 1, 1e-20},  {ROUTER_SIGMOID, 160, 8, 1, 2.5, 8, 4, 1e-20},
     {ROUTER_SOFTMAX, 515, 10, 0, 2.5, 1, 1, 1e-20}, {ROUTER_SIGMOID, 4, 4, 1, 2.5, 2, 2, 1e-20},
+    {ROUTER_SOFTMAX, 12, 3, 1, 1.0, 4, 2, 1e-20},   {ROUTER_SIGMOID, 9, 2, 1, 1.0, 3, 2, 1e-20},
+    {ROUTER_SOFTMAX, 8, 2, 0, 1.0, 8, 3, 1e-20},    {ROUTER_SOFTMAX, 160, 8, 1, 2.5, 8, 3, 1e-20},
     {ROUTER_SOFTMAX, 1, 1, 1, 1.0, 1, 1, 1e-20},    {ROUTER_SIGMOID, EXPERTS_MOST, CHOSEN_MOST, 1, 1.0, 4, 2, 1e-20},
 };
 static const size_t tokens_of_routers[] = {1, 2, 7, 33, 130};

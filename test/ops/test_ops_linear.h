@@ -35,13 +35,13 @@ static void head_gate_problem_back(double *const *d, const double *dout, double 
     reference_gate_backward(d[0], d[1], dout, x[0], x[1], 12, 4);
 }
 
-// k, then v: two tokens of three heads of 5 elements; heads share 2 of them
+// k, then v: two tokens of three heads of 5 elements; heads share 2 of them, values have 4
 static void latent_problem(double *out, double *const *x) {
-    reference_latent_expand(out, out + 30, x[0], x[1], 2, 3, 5, 2);
+    reference_latent_expand(out, out + 30, x[0], x[1], 2, 3, 5, 4, 2);
 }
 static void latent_problem_back(double *const *d, const double *dout, double *const *x) {
     (void)x;
-    reference_latent_fold(d[0], d[1], dout, dout + 30, 2, 3, 5, 2);
+    reference_latent_fold(d[0], d[1], dout, dout + 30, 2, 3, 5, 4, 2);
 }
 
 static void gated_norm_problem(double *out, double *const *x) {
@@ -142,7 +142,7 @@ static void ssd_goes_on_back(double *const *d, const double *dout, double *const
 static const Problem linear_problems[] = {
     {"gate", {9, 9}, 9, gate_problem, gate_problem_back},
     {"gate of a head", {12, 3}, 12, head_gate_problem, head_gate_problem_back},
-    {"latents", {48, 4}, 60, latent_problem, latent_problem_back},
+    {"latents", {42, 4}, 60, latent_problem, latent_problem_back},
     {"gated norm", {24, 26, 4}, 24, gated_norm_problem, gated_norm_problem_back},
     {"norm after the gate", {24, 26, 12}, 24, gate_first_problem, gate_first_problem_back},
     {"convolution",
@@ -189,16 +189,18 @@ TEST(split_heads) {
     }
 }
 
-// Shared parts of keys of no, some and all elements; rows that packs of 16 bytes fit or do not
+// Shared parts of keys of no, some and all elements; rows that packs of 16 bytes fit or do not; values as wide as keys
+// or narrower
 TEST(latents) {
-    static const size_t shapes[][4] = {{1, 1, 2, 1},    {3, 3, 10, 4}, {7, 2, 16, 8},
-                                       {5, 20, 64, 16}, {9, 1, 8, 8},  {33, 3, 36, 12}};
+    static const size_t shapes[][5] = {{1, 1, 2, 1, 1},     {3, 3, 10, 4, 5}, {7, 2, 16, 8, 16},  {5, 20, 64, 16, 64},
+                                       {5, 20, 64, 16, 32}, {9, 1, 8, 8, 8},  {33, 3, 36, 12, 35}};
     for (size_t i = 0; i < COUNT_OF(shapes); i++) {
         const size_t *shape = shapes[i];
-        const OpShape s = {.n = shape[0], .NH = shape[1], .HD = shape[2], .R = shape[3], .C = shape[2]};
+        OpShape s = {.n = shape[0], .NH = shape[1], .HD = shape[2], .VD = shape[4], .R = shape[3], .C = shape[2]};
         case_of("", "latents");
         varied.exactly = 1;
         case_latent_expand(&s);
+        for (s.back = 0; s.back < 2; s.back++) case_latent_trim(&s);
         varied.exactly = 0;
         case_latent_fold(&s);
         case_sums_add(&s);

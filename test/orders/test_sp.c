@@ -40,6 +40,7 @@ static const char *const models[] = {
     TINY_ROTATED,
     TINY_BARE,
     TINY_LATENT,
+    TINY_NARROW,
     // linear attention: beside attention, with more value heads than keys; alone, with a convolution longer than parts
     TINY_LLLF ",layer_types=llfl",
     TINY_LINEAR,
@@ -186,7 +187,7 @@ static void expect_sent(const Case *c, const Result *r) {
             }
             if (layer_window(config, l)) continue;
             // Ranks gather latents. A ring forwards every block but the next rank's, and once more with its gradient
-            if (settings->ring && !of.low) {
+            if (settings->ring && !of.shared_key) {
                 keys += rounds * row * (double)((N - owned_tokens(N, S, (rank + 1) % S)) * d.stored);
                 gradients += row * (double)(N * d.summed);
             } else {

@@ -53,6 +53,7 @@ static const char *const models[] = {
     TINY_BESIDE,
     TINY_OWN,
     TINY_LATENT,
+    TINY_NARROW,
 };
 #define MODELS COUNT_OF(models)
 

@@ -16,7 +16,7 @@ import types
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig, logging
+from transformers import AutoModelForCausalLM, DeepseekV3Config, Qwen3Config, Qwen3MoeConfig, logging
 from transformers.integrations.finegrained_fp8 import Fp8Quantize
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "golden"))
@@ -39,14 +39,22 @@ def draw_model(folder, form, whole):
                   num_key_value_heads=heads // 2, head_dim=16 if not whole else 32, max_position_embeddings=64, eos_token_id=None,
                   pad_token_id=None, bos_token_id=None, initializer_range=0.2)
     config = Qwen3Config(**common)
-    if random.random() < 0.5:
+    which = random.random()
+    if which < 0.3:  # latents and the shared key, which is no multiple of a block, in one tensor
+        del common["head_dim"]
+        shared = pick((32, 64) if whole else (6, 16))
+        config = DeepseekV3Config(**common | dict(num_key_value_heads=heads), q_lora_rank=random.choice([None, pick(sizes)]),
+                                  kv_lora_rank=pick(sizes), qk_nope_head_dim=shared, qk_rope_head_dim=shared, v_head_dim=shared,
+                                  moe_intermediate_size=pick(sizes), n_routed_experts=4, num_experts_per_tok=2, n_group=2, topk_group=1,
+                                  first_k_dense_replace=1)
+    elif which < 0.65:
         config = Qwen3MoeConfig(**common, moe_intermediate_size=pick(sizes), num_experts=pick((3, 5)), num_experts_per_tok=2)
     AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
     block = (1, 32) if form == "mxfp8" else (16, 32) if whole else (pick((16, 32, 128)), pick((16, 32, 128)))
     coded, decoded = {}, {}
     for key, value in load_file(os.path.join(folder, "model.safetensors")).items():
         coded[key] = decoded[key] = value
-        if not key.endswith("proj.weight") or random.random() < 0.1 and "experts" not in key:
+        if "proj" not in key or random.random() < 0.1 and "experts" not in key:
             continue
         rows, cols = value.shape
         of = {"tensor": (rows, cols), "row": (1, cols)}.get(form, block)

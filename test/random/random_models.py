@@ -32,9 +32,10 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func  # noqa: E402
-from transformers import (BambaConfig, Ernie4_5Config, Gemma3TextConfig, Gemma4TextConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GPT2Config,  # noqa: E402
+from transformers import (BambaConfig,
+DeepseekV3Config, Ernie4_5Config, Gemma3TextConfig, Gemma4TextConfig, Glm4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GPT2Config,  # noqa: E402
                           GptOssConfig, GraniteConfig, GraniteMoeHybridConfig, HunYuanDenseV1Config, Lfm2Config, Lfm2MoeConfig, Lfm3Config,
-                          LlamaConfig, Ministral3Config, MistralConfig,
+                          LlamaConfig, Ministral3Config, Mistral4Config, MistralConfig,
                           MixtralConfig, MuseGlimmerConfig, NemotronHConfig, Olmo2Config, Olmo3Config, OlmoHybridConfig, Phi3Config,
                           Qwen2Config, Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig,
                           SeedOssConfig, SmolLM3Config)
@@ -330,21 +331,43 @@ def glm4_moe(r):
                          routed_scaling_factor=r.choice([1.0, 2.5]), rope_parameters=rope, attention_bias=r.random() < 0.5)
 
 
-def glm4_moe_lite(r):
+def latents(r):
+    """Draws the keys of latent attention, values as wide as keys or narrower, and of experts in groups. For other rope types: YaRN."""
     s, rope, groups = sizes(r), scaling(r, 64), r.choice([1, 1, 2, 3])
     del s["head_dim"]
     s["num_key_value_heads"] = s["num_attention_heads"]
     if rope.get("rope_type") not in (None, "default"):
-        rope = dict(rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=32, mscale=0.8,
-                    mscale_all_dim=0.8)
+        rope = dict(rope_type="yarn", rope_theta=1e4, factor=r.choice([4.0, 40.0]), original_max_position_embeddings=r.choice([12, 32]))
+        rope["mscale"] = rope["mscale_all_dim"] = r.choice([0.8, 1.0])
     E, kept = groups * r.randrange(2, 6), r.randrange(1, groups + 1)
     own, shared = 2 * r.randrange(1, 9), 2 * r.randrange(1, 9)
-    return Glm4MoeLiteConfig(**s, n_routed_experts=E, num_experts_per_tok=r.randrange(1, E // groups * kept + 1), n_group=groups,
-                             topk_group=kept, moe_intermediate_size=r.randrange(3, 40), n_shared_experts=r.choice([1, 1, 2]),
-                             q_lora_rank=r.randrange(1, 40), kv_lora_rank=r.randrange(1, 40), qk_nope_head_dim=own,
-                             qk_rope_head_dim=shared, v_head_dim=own + shared, norm_topk_prob=r.random() < 0.5,
-                             routed_scaling_factor=r.choice([1.0, 1.8]), rope_parameters=rope,
-                             mlp_layer_types=[r.choice(["dense", "sparse"]) for _ in range(s["num_hidden_layers"])])
+    return s | dict(n_routed_experts=E, num_experts_per_tok=r.randrange(1, E // groups * kept + 1), n_group=groups, topk_group=kept,
+                    moe_intermediate_size=r.randrange(3, 40), n_shared_experts=r.choice([1, 1, 2]),
+                    q_lora_rank=r.choice([None, r.randrange(1, 40), r.randrange(1, 40)]), kv_lora_rank=r.randrange(1, 40),
+                    qk_nope_head_dim=own, qk_rope_head_dim=shared, v_head_dim=r.choice([own + shared, r.randrange(1, own + shared + 1)]),
+                    norm_topk_prob=r.random() < 0.5, routed_scaling_factor=r.choice([1.0, 1.8]), rope_parameters=rope)
+
+
+def glm4_moe_lite(r):
+    s = latents(r)
+    return Glm4MoeLiteConfig(**s, mlp_layer_types=[r.choice(["dense", "sparse"]) for _ in range(s["num_hidden_layers"])])
+
+
+def deepseek_v3(r):
+    s = latents(r)
+    return DeepseekV3Config(**s, num_mtp_layers=0, first_k_dense_replace=r.randrange(0, s["num_hidden_layers"] + 1))
+
+
+def mistral4(r):
+    """YaRN, the share of a head that is rotated as its class computes it, queries that grow with their position."""
+    s = latents(r)
+    own, shared = s["qk_nope_head_dim"], s["qk_rope_head_dim"]
+    if int((own + shared) * (shared / (own + shared))) != shared:
+        s["qk_nope_head_dim"] = shared
+        s["v_head_dim"] = min(s["v_head_dim"], 2 * shared)
+    s["rope_parameters"] = dict(rope_type="yarn", rope_theta=1e4, factor=r.choice([4.0, 128.0]), mscale=1.0, mscale_all_dim=1.0,
+                                original_max_position_embeddings=r.choice([5, 12, 30]), llama_4_scaling_beta=r.choice([0.0, 0.1, 0.7]))
+    return Mistral4Config(**s, first_k_dense_replace=r.randrange(0, s["num_hidden_layers"] + 1))
 
 
 def nemotron_h(r):
@@ -410,7 +433,8 @@ def gpt_oss(r):
 
 FAMILIES = dict(gpt2=gpt2, llama=llama, mistral=mistral, ministral3=ministral3, qwen2=qwen2, qwen3=qwen3, gemma3=gemma3, gemma4=gemma4,
                 qwen3_5=qwen3_5, smollm3=smollm3, olmo2=olmo2, olmo3=olmo3, phi3=phi3, glm4=glm4, granite=granite, qwen3_moe=qwen3_moe,
-                qwen3_5_moe=qwen3_5_moe, mixtral=mixtral, glm4_moe=glm4_moe, glm4_moe_lite=glm4_moe_lite, gpt_oss=gpt_oss, seed_oss=seed_oss,
+                qwen3_5_moe=qwen3_5_moe, mixtral=mixtral, glm4_moe=glm4_moe, glm4_moe_lite=glm4_moe_lite, deepseek_v3=deepseek_v3,
+                mistral4=mistral4, gpt_oss=gpt_oss, seed_oss=seed_oss,
                 hunyuan_v1_dense=hunyuan_v1_dense, ernie4_5=ernie4_5, qwen3_next=qwen3_next, muse_glimmer=muse_glimmer,
                 lfm2=lfm2, lfm2_moe=lfm2_moe, lfm3=lfm3,
                 olmo_hybrid=olmo_hybrid,
@@ -452,6 +476,8 @@ VALUES = dict(
     use_sandwich_norm=[True, False], use_attention_gate=[True, False], num_dense_layers=[0, 1, 9, None], use_expert_bias=[True, False], block_ff_dim=[24, 40, None], tie_embedding=[True, False, None], block_auto_adjust_ff_dim=[True, False, None],
     block_multiple_of=[1, 16, 0], block_ffn_dim_multiplier=[1.0, 0.7, 2, None],
     swiglu_alpha=[1.0, 0, None], swiglu_limit=[0.5, 0, None],
+    q_lora_rank=[None, 4, 0], kv_lora_rank=[3, 0], qk_nope_head_dim=[2, 3], qk_rope_head_dim=[2, 3], v_head_dim=[1, 3, 40, None],
+    rope_interleave=[True, False, None], mlp_layer_types=[None, ["dense"], ["sparse", "dense"]], num_mtp_layers=[0, 1],
     router_aux_loss_coef=[0.5, 0], output_router_logits=[True], num_nextn_predict_layers=[0, 1, 2],
     mamba_n_heads=[1, 2, 4], mamba_n_groups=[1, 2, 0], mamba_d_state=[3, 8, 0], mamba_d_head=["auto", 8, 12, None, "8"],
     mamba_d_conv=[1, 2, 4, 9], mamba_expand=[1, 2, 3, 1.5, None], mamba_conv_bias=[True, False, None], mamba_proj_bias=[False, True],

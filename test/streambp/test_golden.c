@@ -252,6 +252,9 @@ TEST(bamba) { FOLDER("bamba"); }
 TEST(mixtral) { FOLDER("mixtral"); }
 TEST(glm4_moe) { FOLDER("glm4_moe"); }
 TEST(glm4_moe_lite) { FOLDER("glm4_moe_lite"); }
+TEST(deepseek_v3) { FOLDER("deepseek_v3"); }
+TEST(deepseek_v3_full) { FOLDER("deepseek_v3-full"); }
+TEST(mistral4) { FOLDER("mistral4"); }
 TEST(gpt_oss) { FOLDER("gpt_oss"); }
 TEST(gemma4) { FOLDER("gemma4"); }
 TEST(gemma4_e) { FOLDER("gemma4-e"); }

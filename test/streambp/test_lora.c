@@ -38,7 +38,8 @@ static const char *const models[] = {TINY_GPT2,
                                      TINY_SINKS,
                                      TINY_BESIDE,
                                      TINY_OWN ",tie_word_embeddings=false",
-                                     TINY_LATENT};
+                                     TINY_LATENT,
+                                     TINY_NARROW};
 enum { MODELS = COUNT_OF(models) };
 
 static const struct {

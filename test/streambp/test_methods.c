@@ -48,6 +48,7 @@ static const char *const models[] = {
     TINY_BESIDE,
     TINY_OWN,
     TINY_LATENT,
+    TINY_NARROW,
 };
 enum { MODELS = COUNT_OF(models) };
 
@@ -341,7 +342,7 @@ static void saving_changes_nothing(TinyCase *c, size_t chunk, const Batch *batch
         Q += layer_kind(config, l) <= LAYER_WINDOW ? shapes_in(&c->model, layer_form(config, l)).Q : 0;
     bytes = (N * Q * d.stored + 255) / 256 * 256 + (N * layers * d.NH * d.summed + 255) / 256 * 256;
     const Range all = {0, N};
-    const double expanded = d.low ? latents_seen(&batches[0], all, chunk ? chunk : N, 0) : 0; // latents
+    const double expanded = d.shared_key ? latents_seen(&batches[0], all, chunk ? chunk : N, 0) : 0; // latents
     RunSettings settings = tiny_settings(c, method, chunk, 11);
     settings.backward = 1;
     const Plan without = plan_make(&settings, &batches[0]);
@@ -355,7 +356,7 @@ static void saving_changes_nothing(TinyCase *c, size_t chunk, const Batch *batch
         else
             tiny_expect_bits(found, expected, keep == 1 ? "the device" : "host memory");
         const double latents =
-            settings.latent_ranges * expanded * 2 * (double)(d.L * d.KV * d.NH * (2 * d.HD - d.shared_key));
+            settings.latent_ranges * expanded * 2 * (double)(d.L * d.KV * (d.NH * (d.HD - d.shared_key) + d.O));
         if (plan.counts.flops != without.counts.flops - without.counts.attention_forward / 2 - latents ||
             plan.counts.attention_forward != without.counts.attention_forward / 2)
             test_fail("%.17g operations, %.17g without, of which %.17g for attention forward", plan.counts.flops,

@@ -313,7 +313,8 @@ TEST(golden_models) {
                                         "muse_glimmer",   "lfm2",
                                         "lfm3",           "lfm2_moe",
                                         "olmo_hybrid",    "granitemoehybrid",
-                                        "bamba"};
+                                        "bamba",          "deepseek_v3",
+                                        "mistral4"};
     for (size_t i = 0; i < COUNT_OF(names); i++) golden_agrees(names[i], i);
 }
 

@@ -15,7 +15,7 @@ import encode
 import make_golden
 import shards
 
-FAMILIES = ("seed_oss", "hunyuan_v1_dense", "ernie4_5", "qwen3_next", "muse_glimmer", "olmo_hybrid", "granitemoehybrid", "granitemoehybrid-dense", "bamba")
+FAMILIES = ("seed_oss", "hunyuan_v1_dense", "ernie4_5", "qwen3_next", "muse_glimmer", "olmo_hybrid", "granitemoehybrid", "granitemoehybrid-dense", "bamba", "deepseek_v3-full", "mistral4")
 STEPS, BATCH, LENGTH, LR = 30, 2, 12, 1e-3
 LOSS, WEIGHTS = 1e-5, 1e-3  # relative: of a loss at every step; of the way of all weights
 
@@ -51,7 +51,7 @@ def steps(name):
     shard = write_shard(f"steps-{name}", shards.DOCUMENTS, vocabulary, [encode.Document(row, counts) for row in ids], [1] * len(ids))
     train("train", "--model", folder, "--data", shard, "--any-tokenizer", "--seq-len", LENGTH, "--batch", BATCH, "--shuffle", "off", "--steps",
           STEPS, "--lr", LR, "--schedule", "constant", "--weight-decay", 0.1, "--beta2", 0.95, "--epsilon", 1e-6, "--grad-clip", 0, "--chunk", 7,
-          *(["--router-aux-loss", 0] if name in ("qwen3_next", "granitemoehybrid") else []), "--out", run, "--quiet")
+          *(["--router-aux-loss", 0] if name in ("qwen3_next", "granitemoehybrid", "mistral4") else []), "--out", run, "--quiet")
     with open(f"{run}/log.jsonl") as log:
         ours = np.array([line["loss"] for line in map(json.loads, log) if "loss" in line])
     train("convert", "--model", run, "--out", f"{run}-hf", "--quiet", *(["--like", folder] if name == "muse_glimmer" else []))

@@ -37,7 +37,8 @@ def convert(*arguments):
 
 def load(folder, dtype=None):
     """The model in `dtype`, or in the type that from_pretrained gives it unasked, and what was wrong with its tensors."""
-    model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, experts_implementation="eager",
+    auto = AutoModelForImageTextToText if AutoConfig.from_pretrained(folder).model_type == "mistral4" else AutoModelForCausalLM
+    model, info = auto.from_pretrained(folder, output_loading_info=True, experts_implementation="eager",
                                                        **({"dtype": dtype} if dtype else {}))
     wrong = {kind: keys for kind, keys in info.items() if keys and kind != "error_msgs"}
     for parameter in model.parameters():
@@ -187,10 +188,10 @@ def whole_only(name):
     check(f"{name}: alone", alone.returncode == 1 and "has no class for the text model" in alone.stderr, alone.stderr)
 
 
-def further_layer():
+def further_layer(golden):
     """A folder with a layer after the last one, in bf16 but for the router and its biases, comes back byte for byte."""
-    source, out = f"{WORK}/further", f"{WORK}/further-out"
-    load(f"{GOLDEN}/glm4_moe", torch.bfloat16)[0].save_pretrained(source)
+    source, out = f"{WORK}/further-{golden}", f"{WORK}/further-{golden}-out"
+    load(f"{GOLDEN}/{golden}", torch.bfloat16)[0].save_pretrained(source)
     tensors = load_file(f"{source}/model.safetensors")
     check(f"{source}: types", {t.dtype for k, t in tensors.items() if "mlp.gate." in k} == {torch.float32})
     tensors |= {"model.layers.2.eh_proj.weight": torch.randn(4, 8), "model.layers.2.mlp.experts.0.up_proj.weight": torch.randn(3)}
@@ -298,6 +299,10 @@ TEXT = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidde
         "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 128}
 IMAGES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
           "patch_size": 14}
+LATENTS = {"q_lora_rank": 8, "kv_lora_rank": 10, "qk_nope_head_dim": 6, "qk_rope_head_dim": 6, "v_head_dim": 12, "n_routed_experts": 4,
+           "moe_intermediate_size": 8, "num_experts_per_tok": 2, "num_key_value_heads": 4}
+beside_images("mistral4", Mistral3Config, {k: v for k, v in TEXT.items() if k != "head_dim"} | LATENTS | {
+    "model_type": "mistral4", "tie_word_embeddings": False}, IMAGES | {"model_type": "pixtral", "head_dim": 8})
 for name, tied in (("ministral3", True), ("mistral", False)):
     beside_images(name, Mistral3Config, TEXT | {"model_type": name, "tie_word_embeddings": tied}, IMAGES | {"model_type": "pixtral", "head_dim": 8})
 beside_images("qwen3_5_moe", Qwen3_5MoeConfig, TEXT | {
@@ -306,7 +311,8 @@ beside_images("qwen3_5_moe", Qwen3_5MoeConfig, TEXT | {
     "tie_word_embeddings": False, "layer_types": ["linear_attention", "full_attention"]}, {
         "depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32, "patch_size": 2,
         "num_position_embeddings": 16})
-further_layer()
+for name in ("glm4_moe", "deepseek_v3"):
+    further_layer(name)
 TEXT4 = TEXT | {"sliding_window": 9, "tie_word_embeddings": True, "vocab_size_per_layer_input": 97, "hidden_size_per_layer_input": 6}
 beside_images("gemma4", Gemma4Config, TEXT4, {
     "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8})
@@ -353,6 +359,10 @@ for number, (family, keys) in enumerate((
 random_model("glm4_moe_lite", f"glm4_moe_lite,{SMALL},q_lora_rank=12,kv_lora_rank=20,qk_nope_head_dim=10,qk_rope_head_dim=6,v_head_dim=16,"
              "num_experts=4,moe_intermediate_size=8,shared_expert_intermediate_size=8,num_experts_per_tok=2,mlp_only_layers=1,"
              "rope_type=yarn,factor=4,original_max_position_embeddings=32,mscale=1,mscale_all_dim=1")
+for family, keys in (("deepseek_v3", "v_head_dim=9,q_lora_rank=0,first_k_dense_replace=1,n_group=2,topk_group=1"),
+                     ("mistral4", "v_head_dim=16,q_lora_rank=12,n_group=1,topk_group=1,original_max_position_embeddings=16,factor=8")):
+    random_model(family, f"{family},{SMALL},kv_lora_rank=20,qk_nope_head_dim=8,qk_rope_head_dim=8,num_experts=4,moe_intermediate_size=8,"
+                 f"shared_expert_intermediate_size=16,num_experts_per_tok=2,{keys}")
 random_model("biases", f"llama,{SMALL},attention_bias=true,mlp_bias=true,rope_theta=123456.7,rms_norm_eps=3e-7")
 trials()
 family_trials()

@@ -7,22 +7,33 @@ share, and the gradients back.
 #include "llmc/ops/ops.h"
 #include "elements.h"
 
+static void cpu_latent_trim(Stored *wide, Stored *narrow, size_t n, size_t heads, size_t HD, size_t VD, int back) {
+    const size_t bytes = VD * sizeof(floatX);
+#pragma omp parallel for schedule(static) if (n * heads * HD >= PARALLEL_MIN)
+    for (size_t i = 0; i < n * heads; i++) {
+        floatX *padded = (floatX *)wide + i * HD, *own = (floatX *)narrow + i * VD;
+        memcpy(back ? padded : own, back ? own : padded, bytes);
+        if (back) memset(padded + VD, 0, (HD - VD) * sizeof(floatX));
+    }
+}
+
 static void cpu_latent_expand(Stored *k, Stored *v, const Stored *kv, const Stored *shared, size_t n, size_t heads,
-                              size_t HD, size_t R) {
-    const size_t own = HD - R, row = own + HD, size = sizeof(floatX);
+                              size_t HD, size_t VD, size_t R) {
+    const size_t own = HD - R, row = own + VD, size = sizeof(floatX);
 #pragma omp parallel for schedule(static) if (n * heads * HD >= PARALLEL_MIN)
     for (size_t i = 0; i < n * heads; i++) {
         floatX *key = (floatX *)k + i * HD;
         const floatX *both = (const floatX *)kv + i * row;
         memcpy(key, both, own * size);
         memcpy(key + own, (const floatX *)shared + i / heads * R, R * size);
-        memcpy((floatX *)v + i * HD, both + own, HD * size);
+        memcpy((floatX *)v + i * HD, both + own, VD * size);
+        memset((floatX *)v + i * HD + VD, 0, (HD - VD) * size);
     }
 }
 
 static void cpu_latent_fold(Stored *dkv, Summed *dshared, const Summed *dk, const Summed *dv, size_t n, size_t heads,
-                            size_t HD, size_t R) {
-    const size_t own = HD - R, row = own + HD;
+                            size_t HD, size_t VD, size_t R) {
+    const size_t own = HD - R, row = own + VD;
 #pragma omp parallel for schedule(static) if (n * heads * HD >= PARALLEL_MIN)
     for (size_t t = 0; t < n; t++) {
         floatS *sum = (floatS *)dshared + t * R;
@@ -31,7 +42,7 @@ static void cpu_latent_fold(Stored *dkv, Summed *dshared, const Summed *dk, cons
             const floatS *key = (const floatS *)dk + i * HD, *value = (const floatS *)dv + i * HD;
             for (size_t j = 0; j < own; j++) both[j] = store(key[j]);
             for (size_t j = 0; j < R; j++) sum[j] += key[own + j];
-            for (size_t j = 0; j < HD; j++) both[own + j] = store(value[j]);
+            for (size_t j = 0; j < VD; j++) both[own + j] = store(value[j]);
         }
     }
 }

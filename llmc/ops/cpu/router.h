@@ -60,7 +60,8 @@ VECTOR_INLINE size_t router_take(floatS *score, size_t count) {
     return e;
 }
 
-// Excludes all groups except the `kept` best: their scores become NaN.
+// Excludes all groups except the `kept` best: their scores become NaN. Of a softmax the logits rank the experts, and
+// log(exp(z1) + exp(z2)) of its two best logits ranks a group, as the sum of their probabilities would.
 static void router_close_groups(floatS *score, const RouterShape *shape) {
     const size_t size = shape->E / shape->groups;
     floatS best[EXPERTS_MOST];
@@ -71,6 +72,8 @@ static void router_close_groups(floatS *score, const RouterShape *shape) {
             second = x > most ? most : x > second ? x : second;
             most = x > most ? x : most;
         }
+        if (shape->kind == ROUTER_SOFTMAX)
+            second = second > -INFINITY ? (floatS)log1p(exp((double)(second - most))) : 0;
         best[g] = size > 1 ? most + second : most;
     }
     for (size_t i = 0; i < shape->kept; i++) router_take(best, shape->groups);

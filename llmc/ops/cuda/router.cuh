@@ -45,7 +45,7 @@ __device__ inline float score_at(const RouterScores &s, unsigned e) {
 }
 
 // Returns the group that is ranked last among the `kept` best groups. best[groups]: the sum of each group's two best
-// scores
+// scores, of a softmax the logarithm of the sum of their exponentials
 __device__ inline Scored kept_groups(float *best, const RouterScores &scores, const RouterShape &shape) {
     const unsigned lane = threadIdx.x % LANES, size = (unsigned)(shape.E / shape.groups);
     for (unsigned g = 0; g < shape.groups; g++) {
@@ -59,6 +59,7 @@ __device__ inline Scored kept_groups(float *best, const RouterScores &scores, co
         for (unsigned e = g * size + lane; e < (g + 1) * size; e += LANES)
             if ((int)e != first.index) second = fmaxf(second, score_at(scores, e));
         second = warp_max(second);
+        if (!scores.sigmoids) second = second > -INFINITY ? log1pf(expf(second - first.score)) : 0.0f;
         if (lane == 0) best[g] = size > 1 ? first.score + second : first.score;
     }
     __syncwarp();
