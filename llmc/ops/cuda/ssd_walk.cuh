@@ -79,35 +79,16 @@ __global__ void __launch_bounds__(DELTA_THREADS_OF_BLOCK)
     }
 }
 
-// ---- shared memory: keys, queries, rows (v or dout), the state and what is added to it (split), factors -------------
-template <int KP, int COLUMNS> struct SsdTiles {
-    static constexpr unsigned STATE = KP * padded<COLUMNS>, KEYS = BLOCK * padded<KP>;
-    floatX *keys, *queries, *rows, *S, *added;
-    TokenFactors *factors;
-};
-template <int KP, int COLUMNS> constexpr size_t ssd_bytes() {
-    typedef SsdTiles<KP, COLUMNS> Tiles;
-    return (2 * Tiles::KEYS + TOKENS_TILE<COLUMNS> + TERMS * (Tiles::STATE + TOKENS_TILE<COLUMNS>)) * sizeof(floatX) +
-           FACTORS * sizeof(TokenFactors);
-}
-static_assert(WALK_MOST_K == GPU_MOST_SSD_STATE && ssd_bytes<WALK_MOST_K, WARP_COLUMNS>() <= 99 << 10);
-
-template <int KP, int COLUMNS> __device__ inline SsdTiles<KP, COLUMNS> ssd_tiles(floatX *memory) {
-    SsdTiles<KP, COLUMNS> tiles;
-    tiles.keys = memory, tiles.queries = tiles.keys + tiles.KEYS, tiles.rows = tiles.queries + tiles.KEYS;
-    tiles.S = tiles.rows + TOKENS_TILE<COLUMNS>, tiles.added = tiles.S + TERMS * tiles.STATE;
-    tiles.factors = (TokenFactors *)(tiles.added + TERMS * TOKENS_TILE<COLUMNS>);
-    return tiles;
-}
-
 // ---- the walks ------------------------------------------------------------------------------------------------------
+static_assert(WALK_MOST_K == GPU_MOST_SSD_STATE && WalkTiles<WALK_MOST_K, WARP_COLUMNS, true>::BYTES <= 99 << 10);
+
 // OUT: computes out. Else saves the state before each block in w.states, unless NULL.
 template <int KP, int COLUMNS, bool OUT>
 __global__ void __launch_bounds__(WALK_THREADS<COLUMNS>, WALK_BLOCKS<COLUMNS>)
     ssd_walk_kernel(DeltaWalk w, DeltaPairs p, DeltaCall d, SpanBlocks blocks) {
     constexpr unsigned THREADS = WALK_THREADS<COLUMNS>;
     DYNAMIC_SHARED(floatX, memory);
-    const SsdTiles<KP, COLUMNS> tiles = ssd_tiles<KP, COLUMNS>(memory);
+    const WalkTiles<KP, COLUMNS, true> tiles = walk_tiles<KP, COLUMNS, true>(memory);
     const WalkPlace at = walk_place<true>(d, blocks, COLUMNS, false);
     const size_t place = state_place(d, w, at.span, at.head) + at.first;
     const unsigned columns = w.width - at.first;
@@ -169,15 +150,12 @@ __global__ void __launch_bounds__(WALK_THREADS<COLUMNS>, WALK_BLOCKS<COLUMNS>)
     ssd_walk_back_kernel(DeltaWalk w, DeltaPairs p, DeltaCall d, SpanBlocks blocks) {
     constexpr unsigned THREADS = WALK_THREADS<COLUMNS>;
     DYNAMIC_SHARED(floatX, memory);
-    const SsdTiles<KP, COLUMNS> tiles = ssd_tiles<KP, COLUMNS>(memory);
+    const WalkTiles<KP, COLUMNS, true> tiles = walk_tiles<KP, COLUMNS, true>(memory);
     const WalkPlace at = walk_place<true>(d, blocks, COLUMNS, true);
-    const size_t place = at.head * d.K * w.width + at.first;
     const unsigned columns = w.width - at.first;
     const float skip = INPUTS ? load(d.D[at.head]) : 0.0f;
     WalkState<KP> dS = {};
-    if (at.number >= w.first_in && at.number < w.last_in)
-        walk_state_read<KP>(dS, w.state_in + place, d.K, columns, w.width);
-    walk_state_store<KP, COLUMNS>(dS, tiles.S);
+    walk_back_begin<KP, COLUMNS>(dS, tiles.S, w, d, at, columns);
     const size_t tokens = at.span.end - at.span.begin;
     // block b counts from the end
     const auto row_of = [&](unsigned b) { return at.span.row + (size_t)(at.count - 1 - b) * BLOCK; };
@@ -226,39 +204,24 @@ __global__ void __launch_bounds__(WALK_THREADS<COLUMNS>, WALK_BLOCKS<COLUMNS>)
         walk_state_add<KP, COLUMNS>(dS, tiles.queries, tiles.added);
         walk_state_store<KP, COLUMNS>(dS, tiles.S);
     }
-    if (!w.state_out || at.number) return;
-    if (at.span.begin == at.span.document) // a document's first state is zero, so its gradient is not needed
-        for_walk_state<KP>(dS, [](unsigned, unsigned, float &a, float &b) { a = b = 0.0f; });
-    walk_state_write<KP>(w.state_out + place, dS, d.K, columns, w.width);
+    walk_back_end<KP>(w, dS, d, at, columns);
 }
 
 // w.out: wanted are out, or back dv
-template <int KP, int COLUMNS>
-static void ssd_walk_of(const DeltaWalk &w, const DeltaPairs &p, const DeltaCall &d, const SpanBlocks &blocks,
-                        bool back) {
-    const dim3 grid((unsigned)blocks_for(w.width, COLUMNS), (unsigned)d.HV, blocks.count);
-    constexpr size_t BYTES = ssd_bytes<KP, COLUMNS>();
-    const auto run = [&](auto OUT) {
-        if (back)
-            LAUNCH((ssd_walk_back_kernel<KP, COLUMNS, OUT>), grid, WALK_THREADS<COLUMNS>, BYTES)(w, p, d, blocks);
-        else
-            LAUNCH((ssd_walk_kernel<KP, COLUMNS, OUT>), grid, WALK_THREADS<COLUMNS>, BYTES)(w, p, d, blocks);
-    };
-    if (w.out)
-        run(std::true_type());
-    else
-        run(std::false_type());
-}
-
-// Launches a walk like delta_tiled_walk.
 static void ssd_tiled_walk(const DeltaWalk &w, const DeltaPairs &p, const DeltaCall &d, const SpanBlocks &blocks,
                            bool back) {
-    const size_t wide = blocks_for(w.width, WALK_MOST_COLUMNS) * d.HV * blocks.count;
-    with_walk_size(d.K, [&](auto KP) {
-        if (2 * wide <= multiprocessors() || ssd_bytes<KP, WALK_MOST_COLUMNS>() > walk_limit())
-            ssd_walk_of<KP, WARP_COLUMNS>(w, p, d, blocks, back);
+    with_walk<true>(w, d, blocks, [&](auto KP, auto COLUMNS, dim3 grid) {
+        const auto run = [&](auto OUT) {
+            constexpr size_t BYTES = WalkTiles<KP, COLUMNS, true>::BYTES;
+            if (back)
+                LAUNCH((ssd_walk_back_kernel<KP, COLUMNS, OUT>), grid, WALK_THREADS<COLUMNS>, BYTES)(w, p, d, blocks);
+            else
+                LAUNCH((ssd_walk_kernel<KP, COLUMNS, OUT>), grid, WALK_THREADS<COLUMNS>, BYTES)(w, p, d, blocks);
+        };
+        if (w.out)
+            run(std::true_type());
         else
-            ssd_walk_of<KP, WALK_MOST_COLUMNS>(w, p, d, blocks, back);
+            run(std::false_type());
     });
 }
 
