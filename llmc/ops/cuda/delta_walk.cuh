@@ -37,14 +37,15 @@ struct DeltaPairs {
 // ---- shared memory --------------------------------------------------------------------------------------------------
 // Shared memory: two tiles of keys, one of queries, one of rows (v or dout); the state; R, N and what is added to the
 // state, all split; factors of two blocks' tokens, each followed by BlockFactors.keep. SSD (Mamba-2): one tile of keys,
-// factors of one block, neither R nor N
+// neither R nor N, and factors of one block after the rows of keys and queries, whose ends hold no elements
 constexpr unsigned FACTORS = BLOCK + 1;
 template <int KP, int COLUMNS, bool SSD = false> struct WalkTiles {
     static constexpr unsigned STATE = KP * padded<COLUMNS>, KEYS = BLOCK * padded<KP>, PLACES = SSD ? 1 : 2;
     static constexpr unsigned TOKENS = TOKENS_TILE<COLUMNS>, RESULT = SSD ? 0 : TERMS * TOKENS;
+    static constexpr unsigned STEP = SSD ? padded<KP> * sizeof(floatX) / sizeof(TokenFactors) : 1; // between factors
     static constexpr size_t BYTES =
         ((PLACES + 1) * KEYS + TOKENS + TERMS * (STATE + TOKENS) + 2 * RESULT) * sizeof(floatX) +
-        PLACES * FACTORS * sizeof(TokenFactors);
+        (SSD ? 0 : PLACES * FACTORS * sizeof(TokenFactors));
     floatX *keys, *queries, *rows, *S, *R, *N, *added;
     TokenFactors *factors;
 };
@@ -54,7 +55,7 @@ __device__ inline WalkTiles<KP, COLUMNS, SSD> walk_tiles(floatX *memory) {
     tiles.keys = memory, tiles.queries = tiles.keys + tiles.PLACES * tiles.KEYS;
     tiles.rows = tiles.queries + tiles.KEYS, tiles.S = tiles.rows + tiles.TOKENS;
     tiles.R = tiles.S + TERMS * tiles.STATE, tiles.N = tiles.R + tiles.RESULT, tiles.added = tiles.N + tiles.RESULT;
-    tiles.factors = (TokenFactors *)(tiles.added + TERMS * tiles.TOKENS);
+    tiles.factors = (TokenFactors *)(SSD ? tiles.queries - padded<KP> + KP : tiles.added + TERMS * tiles.TOKENS);
     return tiles;
 }
 
@@ -194,12 +195,12 @@ __device__ inline void for_tokens(WalkRows &c, const TokenFactors (&factors)[2],
     });
 }
 // factors_fetch fetches the factors of a block's tokens; the next function reads the factors of a lane's two tokens.
-__device__ inline void factors_fetch(TokenFactors *to, const BlockFactors *from) {
-    if (threadIdx.x < FACTORS) fetch<16>(to + threadIdx.x, from->token + threadIdx.x, true);
+template <unsigned STEP = 1> __device__ inline void factors_fetch(TokenFactors *to, const BlockFactors *from) {
+    if (threadIdx.x < FACTORS) fetch<16>(to + threadIdx.x * STEP, from->token + threadIdx.x, true);
 }
-__device__ inline void factors_read(TokenFactors (&factors)[2], const TokenFactors *from) {
+template <unsigned STEP = 1> __device__ inline void factors_read(TokenFactors (&factors)[2], const TokenFactors *from) {
     for (unsigned i = 0; i < 2; i++) {
-        const auto pack = pack_read<4>(&from[warp_row() + threadIdx.x % LANES / 4 + 8 * i].beta);
+        const auto pack = pack_read<4>(&from[(warp_row() + threadIdx.x % LANES / 4 + 8 * i) * STEP].beta);
         memcpy(&factors[i], &pack, sizeof(pack));
     }
 }
@@ -459,6 +460,8 @@ static void with_walk(const DeltaWalk &w, const DeltaCall &d, const SpanBlocks &
         launch(KP, COLUMNS, dim3((unsigned)blocks_for(w.width, COLUMNS), (unsigned)d.HV, blocks.count));
     };
     const size_t wide = blocks_for(w.width, WALK_MOST_COLUMNS) * d.HV * blocks.count;
+    if constexpr (SSD)
+        if (d.K > WALK_MOST_K) return run(Width<GPU_MOST_SSD_STATE>(), Width<WARP_COLUMNS>());
     with_walk_size(d.K, [&](auto KP) {
         if (2 * wide <= multiprocessors() || WalkTiles<KP, WALK_MOST_COLUMNS, SSD>::BYTES > walk_limit())
             run(KP, Width<WARP_COLUMNS>());

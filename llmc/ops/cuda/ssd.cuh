@@ -12,6 +12,9 @@ at once (ssd_gradient.cuh). Segments, and the states at their borders, are the g
 static DeltaCall ssd_call(const Stored *x, const Stored *dt, const Stored *A_log, const Stored *D,
                           const Stored *dt_bias, const DeltaShape *shape) {
     DeltaCall d = delta_call(x, NULL, dt, A_log, dt_bias, shape);
+    if (d.K > WALK_MOST_K && SSD_MOST_BYTES > walk_limit())
+        die("ssm_state_size is %zu, but in fp32 this GPU has shared memory for at most %d; use the bf16 build", d.K,
+            WALK_MOST_K);
     d.D = (const floatX *)D, d.least = (float)shape->least, d.most = (float)shape->most;
     d.packed = d.packed && d.V % full_pack<floatX> == 0;
     return d;
@@ -21,7 +24,7 @@ struct SsdScratch {
     float *state; // copy of a state that the call overwrites before it is read
     BlockResults results;
     // backward
-    float *borders, *lines;
+    float *borders, *lines, *steps;
     floatX *states, *back;
 };
 
@@ -38,7 +41,7 @@ static SsdScratch ssd_lay_out(const DeltaShape *shape, bool backward, Summed *sc
         s.results.gates = (BlockGates *)p.take(each * sizeof(BlockGates) / F);
         s.borders = p.take(n ? (n - 1) / SEGMENT_TOKENS * states : 0);
         s.states = (floatX *)p.take(blocks * states), s.back = (floatX *)p.take(blocks * states);
-        s.lines = p.take(3 * each);
+        s.lines = p.take(3 * each), s.steps = p.take(shape->K > WALK_MOST_K ? each * BLOCK * 2 : 0);
     }
     if (p.count + 4 != gpu_ssd_scratch(shape, backward))
         die("internal: gpu_scratch.h has another size of Mamba-2's rule; please report it");
@@ -109,8 +112,8 @@ static void ssd_segment_back(const SsdBack &to, const SsdScratch &s, const Delta
     ssd_blocks(s.results, d, blocks, to.dx != NULL, true);
     ssd_tiled_walk(back, DeltaPairs{NULL, s.results.scores_back, s.results.factors, to.dout, packed}, d, blocks, true);
     if (!to.dx) return;
-    ssd_gradient(SsdGradient{to.dx, to.ddt, s.lines, s.states, s.back, s.results.gates, d.x, to.dout, packed}, d,
-                 blocks);
+    ssd_gradient(SsdGradient{to.dx, to.ddt, s.lines, s.steps, s.states, s.back, s.results.gates, d.x, to.dout, packed},
+                 d, blocks);
     if (to.dA_log) column_sums(to.dA_log, s.lines, lines, d.HV, width);
     if (to.dD) column_sums(to.dD, s.lines + d.HV, lines, d.HV, width);
     if (to.ddt_bias) column_sums(to.ddt_bias, s.lines + 2 * d.HV, lines, d.HV, width);

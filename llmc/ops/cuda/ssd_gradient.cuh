@@ -23,11 +23,13 @@ template <int KP> constexpr unsigned SSD_STRIP = 2 * TOKEN_STRIP<KP> + 2 * TERMS
 struct SsdGradient {
     floatX *dx, *ddt;
     float *lines;                // [blocks, 3, HV]: parts of dA_log, dD, ddt_bias
+    float *steps;                // [blocks, HV, BLOCK, 2]: dlog and dstep from the first columns of q and k
     const floatX *states, *back; // [blocks, HV, TERMS, K, V]: S, dS
     const BlockGates *gates;     // [blocks, HV]
     const floatX *values, *dout; // values: v of the call's first row
     bool packed;                 // 1: rows of dout are whole packs
     unsigned stages;             // as in DeltaGradient
+    unsigned first, K;           // of K columns of q and k, a launch takes WALK_MOST_K from `first` on
     template <int KP> static constexpr unsigned TILES = SSD_STRIP<KP>;
 };
 
@@ -55,7 +57,8 @@ __device__ inline void strip_bring(floatX *strip, BlockGates *gates, bool with_g
                                    const Part &p, unsigned head, unsigned v) {
     constexpr unsigned C = STRIP<KP>, STATES = TERMS * STATE_STRIP<KP>;
     floatX *const values = strip + TOKEN_STRIP<KP>, *const S = values + TOKEN_STRIP<KP>;
-    const size_t place = (size_t)blockIdx.x * p.HV + head, states = place * TERMS * p.K * p.V + v;
+    const size_t place = (size_t)blockIdx.x * p.HV + head, size = G.K * p.V;
+    const size_t states = place * TERMS * size + G.first * p.V + v;
     const floatX *const from = G.values + p.block.row * p.channels + head * p.V + v;
     const floatX *const dout = G.dout + (p.block.row * p.HV + head) * p.V + v;
     const unsigned left = p.V - v, rows = p.block.rows;
@@ -66,7 +69,7 @@ __device__ inline void strip_bring(floatX *strip, BlockGates *gates, bool with_g
         tile_fetch<BLOCK, C>(values, at, from, p.channels, rows, left, thread);
 #pragma unroll
         for (unsigned t = 0; t < TERMS; t++) {
-            const size_t term = states + t * p.K * p.V;
+            const size_t term = states + t * size;
             tile_fetch<KP, C>(S + t * STATE_STRIP<KP>, at, G.states + term, p.V, p.K, left, thread);
             tile_fetch<KP, C>(S + STATES + t * STATE_STRIP<KP>, at, G.back + term, p.V, p.K, left, thread);
         }
@@ -75,8 +78,8 @@ __device__ inline void strip_bring(floatX *strip, BlockGates *gates, bool with_g
         tile_copy<C>(values, BLOCK, at, from, p.channels, rows, left);
 #pragma unroll 1
         for (unsigned i = 0; i < 2 * TERMS; i++) // terms of both states
-            tile_copy<C>(S + i * STATE_STRIP<KP>, KP, at,
-                         (i < TERMS ? G.states : G.back) + states + i % TERMS * p.K * p.V, p.V, p.K, left);
+            tile_copy<C>(S + i * STATE_STRIP<KP>, KP, at, (i < TERMS ? G.states : G.back) + states + i % TERMS * size,
+                         p.V, p.K, left);
     }
     if (with_gates) floats_fetch(gates, G.gates + place);
 }
@@ -122,19 +125,20 @@ template <int KP> struct SsdSums { float dq[KEY_COLUMNS<KP> / 8][4], dk[KEY_COLU
 template <typename Part>
 __device__ inline void ssd_pairs(float *across, float *dskip, float *lanes, float (*dP)[4], const BlockGates &g,
                                  const Part &p) {
-    const unsigned row = p.row + p.lane / 4, column = p.pair_column + p.lane % 4 * 2;
     float scores[PAIR_COLUMNS / 8][4] = {}, qk[PAIR_COLUMNS / 8][4] = {};
     for_lane_pairs(lanes, scores, qk, lane_add);
+    const auto add = [&](unsigned n, unsigned e, unsigned i, unsigned j, const float *decay, const float *step) {
+        Pack<float, 2> both;
 #pragma unroll
-    for (unsigned n = 0; n < PAIR_COLUMNS / 8; n++)
-#pragma unroll
-        for (unsigned e = 0; e < 4; e++) {
-            const unsigned i = row + e / 2 * 8, j = column + n * 8 + e % 2;
-            const float pair = j <= i ? dP[n][e] * decay_between(g, i, j) : 0.0f; // infinite above the diagonal
-            if (i == j) dskip[i] = dP[n][e];
-            across[i * PAIR_STRIDE + j] = pair * qk[n][e];
-            scores[n][e] += pair * g.beta[j];
+        for (unsigned c = 0; c < 2; c++) {
+            const float pair = dP[n][2 * e + c] * decay[c];
+            if (i == j + c) dskip[i] = dP[n][2 * e + c];
+            both.x[c] = pair * qk[n][2 * e + c];
+            scores[n][2 * e + c] += pair * step[c];
         }
+        pack_write(across + i * PAIR_STRIDE + j, both);
+    };
+    for_decays<PAIR_COLUMNS>(g, p.row, p.pair_column, p.lane, add);
     for_lane_pairs(lanes, scores, qk, lane_write);
 }
 
@@ -160,10 +164,11 @@ __device__ inline void ssd_states(SsdSums<KP> &sums, SsdResults<KP> &r, SsdShare
     if (p.lane == 0) shared.overlaps[threadIdx.x / LANES] = r.overlap;
 }
 
-// Stores the gradients of a head's steps with one warp, two tokens per lane.
+// Stores the gradients of a head's steps with one warp, two tokens per lane. A step's slope is 1 - exp(-step), and 0 at
+// a bound.
 template <typename Part>
 __device__ inline void ssd_steps_store(const SsdGradient &G, const DeltaCall &d, const SsdShared &shared,
-                                       const BlockGates &g, const Gate (&gate)[2], size_t head, const Part &p) {
+                                       const BlockGates &g, float A_log, size_t head, const Part &p) {
     float reads[2] = {}, adds[2] = {}, pairs[2] = {}, dstep[2] = {}, overlap = 0.0f, sums[3] = {}, read[2], added[2];
     for (unsigned e = 0; e < 2; e++) {
         const unsigned i = 2 * p.lane + e;
@@ -176,13 +181,19 @@ __device__ inline void ssd_steps_store(const SsdGradient &G, const DeltaCall &d,
     }
     for (unsigned w = 0; w < GRADIENT_WARPS; w++) overlap += shared.overlaps[w];
     overlap *= decay_to(g, BLOCK - 1);
+    const float A = expf(A_log);
     reads_and_adds(read, added, reads, adds, p.lane);
     for (unsigned e = 0; e < 2; e++) {
         const unsigned i = 2 * p.lane + e;
         if (i >= p.block.rows) continue;
-        const float dlog = pairs[e] + read[e] + added[e] + overlap, ddt = (dstep[e] - gate[e].A * dlog) * gate[e].slope;
+        float dlog = pairs[e] + read[e] + added[e] + overlap;
+        float *const so_far = G.steps + ((blockIdx.x * d.HV + head) * BLOCK + i) * 2;
+        if (G.first) dlog += so_far[0], dstep[e] += so_far[1];
+        if (G.first + p.K < G.K) so_far[0] = dlog, so_far[1] = dstep[e];
+        const float step = g.beta[i], slope = step == d.least || step == d.most ? 0.0f : -expm1f(-step);
+        const float ddt = (dstep[e] - A * dlog) * slope;
         G.ddt[(p.block.row + i) * d.stride + head] = store(ddt);
-        sums[0] += dlog * gate[e].log_decay, sums[1] += shared.dbeta[i], sums[2] += ddt;
+        sums[0] += -dlog * fminf(A * step, 1e5f), sums[1] += shared.dbeta[i], sums[2] += ddt;
     }
     for (unsigned s = 0; s < 3; s++) {
         sums[s] = warp_sum(sums[s]);
@@ -205,11 +216,12 @@ __global__ void __launch_bounds__(GRADIENT_THREADS) ssd_gradient_kernel(SsdGradi
     DYNAMIC_SHARED(floatX, memory);
     SHARED(SsdShared, shared, 1);
     const GradientMemory m = {(float *)memory, (float *)memory, memory + LANES_BYTES / sizeof(floatX), shared};
-    const GradientPart<PACKED> p = gradient_part<PACKED>(d, blocks, KP / KEY_COLUMNS<KP>);
-    const floatX *const q = queries_of<true>(d, p.block.row, p.key_head), *const k =
-                                                                              keys_of<true>(d, p.block.row, p.key_head);
+    GradientPart<PACKED> p = gradient_part<PACKED>(d, blocks, KP / KEY_COLUMNS<KP>);
+    p.K = p.K - G.first < KP ? p.K - G.first : KP;
+    const floatX *const q = queries_of<true>(d, p.block.row, p.key_head) + G.first;
+    const floatX *const k = keys_of<true>(d, p.block.row, p.key_head) + G.first;
     const unsigned first = p.key_head * p.group_heads, end = first + p.group_heads;
-    const bool gates_warp = p.row == 0 && p.group == COLUMN_GROUPS - 1; // a warp without pairs
+    const bool steps_warp = p.row == 0 && p.group == COLUMN_GROUPS - 1; // a warp without pairs
     Strips next = {m.strips, first, end, 0, 0, G.stages - 1};
     SsdSums<KP> sums = {};
     keys_begin<KP, false>(m, next, q, k, G, p);
@@ -224,21 +236,18 @@ __global__ void __launch_bounds__(GRADIENT_THREADS) ssd_gradient_kernel(SsdGradi
         GradientPart<PACKED> here = p;
         here.lane = computed_here(p.lane);
         KeyTwos<KP> of_q, of_k;
-        Gate gate[2] = {};
-        keys_load<KP>(of_q, q, here); // loads early, to hide the latency
-        __syncthreads();              // from here on the strip holds the pairs
+        __syncthreads(); // from here on the strip holds the pairs
         if (p.pairs) ssd_pairs((float *)strip, shared->dbeta, lane_pairs(m.sums, here), r.dP, g, here);
-        for (unsigned e = 0; e < 2 && gates_warp; e++)
-            if (2 * here.lane + e < p.block.rows) gate[e] = gate_of<true>(d, p.block.row + 2 * here.lane + e, head);
+        const float A_log = load(d.A_log[head]); // loads early, to hide the latency
         __syncthreads();
-        keys_load<KP>(of_k, k, here);
+        keys_load<KP>(of_q, q, here), keys_load<KP>(of_k, k, here);
         float total[2], column[2] = {};
         pairs_across(total, (float *)strip, here, g.beta, column);
         pack_write(shared->totals[threadIdx.x / LANES] + p.lane * 4,
                    Pack<float, 4>{{total[0], total[1], column[0], column[1]}});
         ssd_states<KP>(sums, r, *shared, g, of_q, of_k, here);
         __syncthreads();
-        if (gates_warp) ssd_steps_store(G, d, *shared, g, gate, head, here);
+        if (steps_warp) ssd_steps_store(G, d, *shared, g, A_log, head, here);
     }
     __syncthreads(); // the pairs are read
     pair_products<KP, false>(sums.dq, sums.dk, m.strips, m.sums, q, k, p);
@@ -248,9 +257,10 @@ __global__ void __launch_bounds__(GRADIENT_THREADS) ssd_gradient_kernel(SsdGradi
 
 template <int KP, bool PACKED>
 static void ssd_gradient_of(SsdGradient gradient, const DeltaCall &d, const SpanBlocks &blocks) {
-    gradient.stages = ssd_gradient_fits<KP>(walk_limit(), 2) ? 2 : 1;
-    LAUNCH((ssd_gradient_kernel<KP, PACKED>), dim3(blocks.first[blocks.count], (unsigned)d.HK), GRADIENT_THREADS,
-           ssd_gradient_bytes<KP>(gradient.stages))
+    gradient.stages = ssd_gradient_fits<KP>(walk_limit(), 2) ? 2 : 1, gradient.K = (unsigned)d.K;
+    for (gradient.first = 0; gradient.first < d.K; gradient.first += KP)
+        LAUNCH((ssd_gradient_kernel<KP, PACKED>), dim3(blocks.first[blocks.count], (unsigned)d.HK), GRADIENT_THREADS,
+               ssd_gradient_bytes<KP>(gradient.stages))
     (gradient, d, blocks);
 }
 

@@ -26,27 +26,37 @@ __device__ inline void ssd_factors(BlockFactors *factors, const BlockGates &g) {
     if (i == BLOCK - 1) factors->keep = decay;
 }
 
-// Stores a head's scores, split, from q k^T of rows `row` on. Zeros where a key does not precede.
-__device__ inline void ssd_scores(floatX *tile, const float (*qk)[4], const BlockGates &g, unsigned row) {
-    const unsigned first = row + threadIdx.x % LANES / 4, column = threadIdx.x % 4 * 2;
+// Calls f(n, e, i, j, decays of i and j, j + 1, steps of these) for elements 2 e, 2 e + 1 of the nth of N / 8 C[16,8] with
+// rows `row` and columns `column` on. Decays are 0 where a key does not precede.
+template <unsigned N, typename F>
+__device__ inline void for_decays(const BlockGates &g, unsigned row, unsigned column, unsigned lane, F f) {
     float high[2], low[2];
-    for (unsigned e = 0; e < 2; e++) high[e] = g.high[first + 8 * e], low[e] = g.low[first + 8 * e];
+    for (unsigned e = 0; e < 2; e++) high[e] = g.high[row + lane / 4 + 8 * e], low[e] = g.low[row + lane / 4 + 8 * e];
 #pragma unroll
-    for (unsigned n = 0; n < BLOCK / 8; n++) {
-        const unsigned j = n * 8 + column;
+    for (unsigned n = 0; n < N / 8; n++) {
+        const unsigned j = column + n * 8 + lane % 4 * 2;
         const auto high_j = pack_read<2>(g.high + j), low_j = pack_read<2>(g.low + j), step = pack_read<2>(g.beta + j);
 #pragma unroll
         for (unsigned e = 0; e < 2; e++) {
-            const unsigned i = first + 8 * e;
-            float score[2];
+            const unsigned i = row + lane / 4 + 8 * e;
+            float decay[2];
 #pragma unroll
             for (unsigned c = 0; c < 2; c++) {
                 const float past = (high[e] - high_j.x[c]) + (low[e] - low_j.x[c]); // no decay grows
-                score[c] = j + c <= i ? qk[n][2 * e + c] * step.x[c] * natural_exp(fminf(past, 0.0f)) : 0.0f;
+                decay[c] = j + c <= i ? natural_exp(fminf(past, 0.0f)) : 0.0f;
             }
-            split_store_two(tile, PAIR_TILE, i * padded<BLOCK> + j, score[0], score[1]);
+            f(n, e, i, j, decay, step.x);
         }
     }
+}
+
+// Stores a head's scores, split, from q k^T of rows `row` on.
+__device__ inline void ssd_scores(floatX *tile, const float (*qk)[4], const BlockGates &g, unsigned row) {
+    const auto store_two = [&](unsigned n, unsigned e, unsigned i, unsigned j, const float *decay, const float *step) {
+        split_store_two(tile, PAIR_TILE, i * padded<BLOCK> + j, qk[n][2 * e] * step[0] * decay[0],
+                        qk[n][2 * e + 1] * step[1] * decay[1]);
+    };
+    for_decays<BLOCK>(g, row, 0, threadIdx.x % LANES, store_two);
 }
 
 // Computes the gates, factors and scores of blocks: one thread block per block of tokens and key head, whose product q
@@ -80,7 +90,9 @@ __global__ void __launch_bounds__(DELTA_THREADS_OF_BLOCK)
 }
 
 // ---- the walks ------------------------------------------------------------------------------------------------------
-static_assert(WALK_MOST_K == GPU_MOST_SSD_STATE && WalkTiles<WALK_MOST_K, WARP_COLUMNS, true>::BYTES <= 99 << 10);
+constexpr size_t SSD_MOST_BYTES = WalkTiles<GPU_MOST_SSD_STATE, WARP_COLUMNS, true>::BYTES;
+static_assert(2 * WALK_MOST_K == GPU_MOST_SSD_STATE && WalkTiles<WALK_MOST_K, WARP_COLUMNS, true>::BYTES <= 99 << 10);
+static_assert(TERMS == 1 || SSD_MOST_BYTES <= 99 << 10); // fp32: cards with more
 
 // OUT: computes out. Else saves the state before each block in w.states, unless NULL.
 template <int KP, int COLUMNS, bool OUT>
@@ -88,6 +100,7 @@ __global__ void __launch_bounds__(WALK_THREADS<COLUMNS>, WALK_BLOCKS<COLUMNS>)
     ssd_walk_kernel(DeltaWalk w, DeltaPairs p, DeltaCall d, SpanBlocks blocks) {
     constexpr unsigned THREADS = WALK_THREADS<COLUMNS>;
     DYNAMIC_SHARED(floatX, memory);
+    constexpr unsigned STEP = WalkTiles<KP, COLUMNS, true>::STEP;
     const WalkTiles<KP, COLUMNS, true> tiles = walk_tiles<KP, COLUMNS, true>(memory);
     const WalkPlace at = walk_place<true>(d, blocks, COLUMNS, false);
     const size_t place = state_place(d, w, at.span, at.head) + at.first;
@@ -103,7 +116,7 @@ __global__ void __launch_bounds__(WALK_THREADS<COLUMNS>, WALK_BLOCKS<COLUMNS>)
     const auto fetch_rows = [&](unsigned b) {
         if (OUT) rows_fetch<KP, THREADS>(tiles.queries, x_of(b) + at.query, d.channels, rows_of(b), d.K, d.packed);
         rows_fetch<COLUMNS, THREADS>(tiles.rows, x_of(b) + at.value, d.channels, rows_of(b), columns, p.packed_rows);
-        factors_fetch(tiles.factors, p.factors + index_of(b));
+        factors_fetch<STEP>(tiles.factors, p.factors + index_of(b));
         fetch_commit();
     };
     fetch_rows(0);
@@ -119,8 +132,8 @@ __global__ void __launch_bounds__(WALK_THREADS<COLUMNS>, WALK_BLOCKS<COLUMNS>)
         if (!OUT && w.states)
             walk_save<KP, COLUMNS>(w.states + index_of(b) * TERMS * d.K * w.width + at.first, tiles.S, (unsigned)d.K,
                                    (unsigned)d.K, columns, w.width);
-        factors_read(factors, tiles.factors);
-        const float keep = tiles.factors[BLOCK].beta; // BlockFactors.keep
+        factors_read<STEP>(factors, tiles.factors);
+        const float keep = tiles.factors[BLOCK * STEP].beta; // BlockFactors.keep
         if (OUT) walk_read<KP, COLUMNS>(out, tiles.queries, NULL, NULL, tiles.S);
         for_tokens<COLUMNS>(out, factors, [&](unsigned, unsigned to, const TokenFactors &f, float &a, float &b) {
             const Two two = *(const Two *)(tiles.rows + to);
@@ -150,6 +163,7 @@ __global__ void __launch_bounds__(WALK_THREADS<COLUMNS>, WALK_BLOCKS<COLUMNS>)
     ssd_walk_back_kernel(DeltaWalk w, DeltaPairs p, DeltaCall d, SpanBlocks blocks) {
     constexpr unsigned THREADS = WALK_THREADS<COLUMNS>;
     DYNAMIC_SHARED(floatX, memory);
+    constexpr unsigned STEP = WalkTiles<KP, COLUMNS, true>::STEP;
     const WalkTiles<KP, COLUMNS, true> tiles = walk_tiles<KP, COLUMNS, true>(memory);
     const WalkPlace at = walk_place<true>(d, blocks, COLUMNS, true);
     const unsigned columns = w.width - at.first;
@@ -167,7 +181,7 @@ __global__ void __launch_bounds__(WALK_THREADS<COLUMNS>, WALK_BLOCKS<COLUMNS>)
                                     d.packed);
         rows_fetch<COLUMNS, THREADS>(tiles.rows, p.dout + (row_of(b) * d.HV + at.head) * d.V + at.first, d.HV * d.V,
                                      rows_of(b), columns, p.packed_rows);
-        factors_fetch(tiles.factors, p.factors + index_of(b));
+        factors_fetch<STEP>(tiles.factors, p.factors + index_of(b));
         fetch_commit();
     };
     fetch_rows(0);
@@ -184,8 +198,8 @@ __global__ void __launch_bounds__(WALK_THREADS<COLUMNS>, WALK_BLOCKS<COLUMNS>)
         if (INPUTS)
             walk_save<KP, COLUMNS>(w.states + index_of(b) * TERMS * d.K * w.width + at.first, tiles.S, (unsigned)d.K,
                                    (unsigned)d.K, columns, w.width);
-        factors_read(factors, tiles.factors);
-        const float keep = tiles.factors[BLOCK].beta; // BlockFactors.keep
+        factors_read<STEP>(factors, tiles.factors);
+        const float keep = tiles.factors[BLOCK * STEP].beta; // BlockFactors.keep
         if (INPUTS) walk_read<KP, COLUMNS>(dv, tiles.keys, NULL, NULL, tiles.S);
         for_tokens<COLUMNS>(dv, factors, [&](unsigned, unsigned to, const TokenFactors &f, float &a, float &b) {
             const Two two = *(const Two *)(tiles.rows + to);
