@@ -13,7 +13,7 @@ enum {
     GPU_SORT_TILE = 1024,
     GPU_COUNT_TOKENS = 64,
     GPU_MOST_HEAD = 512,
-    GPU_MOST_SSD_STATE = 128,
+    GPU_MOST_SSD_STATE = 256,
     GPU_SPLIT_BLOCKS = 264,           // blocks that decode a step's texts: two per multiprocessor of an H100
     GPU_SPLIT_KEYS = 128,             // least keys of a part, of a full cache
     GPU_SPLIT_ROWS = 64,              // most queries of a span, times heads of a group, whose keys are split
@@ -68,7 +68,7 @@ static size_t cuda_delta_forward_scratch(const DeltaShape *shape) { return gpu_d
 static size_t cuda_delta_backward_scratch(const DeltaShape *shape) { return gpu_delta_scratch(shape, 1); }
 
 // Sizes the scratch that ssd_lay_out in cuda/ssd.cuh lays out: a triangle and factors for each block. Backward adds
-// gates, states, their gradients, and lines of the heads' gradients.
+// gates, states, their gradients, lines of the heads' gradients, and of long states the steps' gradients so far.
 static size_t gpu_ssd_scratch(const DeltaShape *shape, int backward) {
     const size_t n = delta_rows(shape), blocks = min_size(GPU_DELTA_SEGMENT, n), B = DELTA_BLOCK;
     const size_t HV = shape->HV, states = delta_state_elements(shape);
@@ -77,7 +77,9 @@ static size_t gpu_ssd_scratch(const DeltaShape *shape, int backward) {
             shape->K, GPU_MOST_SSD_STATE);
     const size_t both = 4 + gpu_four(states) + blocks * HV * (10 * 256 + 4 * B + 4);
     const size_t borders = gpu_four(n ? (n - 1) / (GPU_DELTA_SEGMENT * B) * states : 0);
-    return backward ? both + blocks * HV * 3 * B + borders + 2 * gpu_four(blocks * states) + gpu_four(blocks * 3 * HV)
+    const size_t steps = shape->K > 128 ? blocks * HV * B * 2 : 0;
+    return backward ? both + blocks * HV * 3 * B + borders + 2 * gpu_four(blocks * states) + gpu_four(blocks * 3 * HV) +
+                          steps
                     : both;
 }
 static size_t cuda_ssd_forward_scratch(const DeltaShape *shape) { return gpu_ssd_scratch(shape, 0); }

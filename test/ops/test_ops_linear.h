@@ -416,12 +416,12 @@ static DeltaShape ssd_shape_of_case(Span *span, size_t spans, size_t HK, size_t 
     return shape;
 }
 
-TEST(ssd) { // op set cuda refuses states of more than 128 elements
+TEST(ssd) {
     Span span[MOST_SPANS];
     for (size_t s = 0; s < COUNT_OF(delta_shapes); s++) {
         const size_t *of_case = delta_shapes[s];
         const DeltaShape shape = ssd_shape_of_case(span, of_case[4], of_case[0], of_case[1], of_case[2], of_case[3]);
-        if (delta_shape_is_left_out(s) || (shape.K > 128 && !strcmp(ops->name, "cuda"))) continue;
+        if (delta_shape_is_left_out(s)) continue;
         ssd_forward_case(&shape, GATES_USUAL, s % 3 == 1 ? DELTA_OUT | DELTA_WITH_TRANSFER : DELTA_OUT, 4.0);
         ssd_forward_case(&shape, GATES_USUAL, s % 3 == 2 ? DELTA_WITH_TRANSFER : 0, 4.0);
         ssd_backward_case(&shape, GATES_USUAL, s % 5 == 4 ? DELTA_NO_HEADS : DELTA_ALL, 4.0);

@@ -233,7 +233,7 @@ __device__ inline void conv_write(floatX *dx, const floatX *x, const float (&sum
 // Runs backward. lines, bias_lines: parts of dweight and dbias; NULL: not wanted. last: these spans include the call's
 // last span. A warp takes pieces of CONV_BACK_ROWS tokens.
 template <int W, int TAPS, int GATES, bool BIASED>
-__global__ void __launch_bounds__(CONV_WARPS *LANES, TAPS == 4 ? 4 : 1)
+__global__ void __launch_bounds__(CONV_WARPS *LANES, TAPS == 4 ? 4 - GATES : 1)
     conv_backward_kernel(floatX *dx, float *lines, float *bias_lines, const float *dcolumns, const floatX *dout,
                          const floatX *x, const floatX *columns, const floatX *weight, const floatX *bias,
                          SpanBlocks blocks, ConvShape s, bool last) {
@@ -371,7 +371,6 @@ static void cuda_conv_backward(Stored *dx, Summed *dweight, Summed *dbias, Summe
             float *const bias_lines = dbias ? (float *)scratch + count * sums : NULL;
             const auto run = [&](auto BIASED) {
                 LAUNCH((conv_backward_kernel<W, TAPS, GATES, BIASED>), conv_grid(count, s.channels, W, LANES),
-
                        dim3(LANES, CONV_WARPS), 0)
                 ((floatX *)dx, lines, bias_lines, (const float *)dcolumns, (const floatX *)dout, (const floatX *)x,
                  (const floatX *)columns, (const floatX *)weight, (const floatX *)bias, blocks, s, from == spans.count);

@@ -39,6 +39,18 @@ static DeltaCall delta_call(const Stored *x, const Stored *b, const Stored *a, c
 }
 
 // ---- scratch --------------------------------------------------------------------------------------------------------
+// Takes parts from a call's scratch; each begins at a multiple of 16 bytes.
+struct ScratchParts {
+    float *begin;
+    size_t count; // elements of the parts so far
+    explicit ScratchParts(Summed *scratch) : begin((float *)(((uintptr_t)scratch + 15) / 16 * 16)), count(0) {}
+    float *take(size_t elements) {
+        float *const at = begin + count;
+        count += gpu_four(elements);
+        return at;
+    }
+};
+
 struct DeltaScratch {
     float *state; // copy of a state that the call overwrites before it is read
     BlockResults results;
@@ -46,7 +58,6 @@ struct DeltaScratch {
     float *borders; // states between segments of a span
     floatX *states, *back, *N, *dR;
     float *dq, *dk, *lines;
-    size_t count; // elements of all tensors
 };
 
 static DeltaScratch delta_lay_out(const DeltaShape *shape, bool backward, Summed *scratch) {
@@ -55,27 +66,22 @@ static DeltaScratch delta_lay_out(const DeltaShape *shape, bool backward, Summed
                  keys = shape->HK < HV ? blocks * shape->HK * BLOCK * ((K + 7) / 8 * 8) : 0;
     DeltaScratch s = {};
     const size_t triangle = blocks * HV * OPERANDS_OF_TRIANGLE * sizeof(OperandA) / sizeof(float);
-    float *const begin = (float *)(((uintptr_t)scratch + 15) / 16 * 16); // each part begins at a multiple of 16 bytes
-    const auto take = [&](size_t elements) {
-        float *const at = begin + s.count;
-        s.count += gpu_four(elements);
-        return at;
-    };
+    ScratchParts p(scratch);
     BlockResults &r = s.results;
-    s.state = take(states);
-    r.inverse = (OperandA *)take(triangle);
-    if (!backward) r.scores = (OperandA *)take(triangle);
-    r.gates = (BlockGates *)take(blocks * HV * sizeof(BlockGates) / sizeof(float));
-    r.factors = (BlockFactors *)take(blocks * HV * sizeof(BlockFactors) / sizeof(float));
-    r.lengths = (BlockLengths *)take(blocks * shape->HK * sizeof(BlockLengths) / sizeof(float));
+    s.state = p.take(states);
+    r.inverse = (OperandA *)p.take(triangle);
+    if (!backward) r.scores = (OperandA *)p.take(triangle);
+    r.gates = (BlockGates *)p.take(blocks * HV * sizeof(BlockGates) / sizeof(float));
+    r.factors = (BlockFactors *)p.take(blocks * HV * sizeof(BlockFactors) / sizeof(float));
+    r.lengths = (BlockLengths *)p.take(blocks * shape->HK * sizeof(BlockLengths) / sizeof(float));
     if (backward) {
-        r.inverse_back = (OperandA *)take(triangle), r.scores_back = (OperandA *)take(triangle);
-        s.borders = take(n ? (n - 1) / SEGMENT_TOKENS * states : 0);
-        s.states = (floatX *)take(blocks * states), s.back = (floatX *)take(blocks * states);
-        s.N = (floatX *)take(blocks * BLOCK * HV * shape->V), s.dR = (floatX *)take(blocks * BLOCK * HV * shape->V);
-        s.dq = take(keys), s.dk = take(keys), s.lines = take(blocks * 2 * HV);
+        r.inverse_back = (OperandA *)p.take(triangle), r.scores_back = (OperandA *)p.take(triangle);
+        s.borders = p.take(n ? (n - 1) / SEGMENT_TOKENS * states : 0);
+        s.states = (floatX *)p.take(blocks * states), s.back = (floatX *)p.take(blocks * states);
+        s.N = (floatX *)p.take(blocks * BLOCK * HV * shape->V), s.dR = (floatX *)p.take(blocks * BLOCK * HV * shape->V);
+        s.dq = p.take(keys), s.dk = p.take(keys), s.lines = p.take(blocks * 2 * HV);
     }
-    if (s.count + 4 != gpu_delta_scratch(shape, backward))
+    if (p.count + 4 != gpu_delta_scratch(shape, backward))
         die("internal: gpu_scratch.h has another size of the delta rule; please report it");
     return s;
 }
@@ -131,9 +137,26 @@ static void delta_walk(DeltaWalk w, const DeltaScratch &s, const DeltaCall &d, c
         delta_tokens(w, d, blocks);
 }
 
-// Returns whether a walk's last span may overwrite the state before its first span reads it.
-static bool reads_overwritten(const DeltaCall &d, const SpanBlocks &blocks, bool leaves) {
-    return !d.slot_tokens && leaves && blocks.count > 1 && blocks.span[0].begin > blocks.span[0].document;
+// Lets a walk read a copy of its first state if its last span may overwrite the state before the first span reads it.
+static void copy_overwritten(DeltaWalk *w, float *copy, const DeltaCall &d, const SpanBlocks &blocks, bool leaves) {
+    if (d.slot_tokens || !leaves || blocks.count == 1 || blocks.span[0].begin == blocks.span[0].document) return;
+    cuda_copy(copy, w->state_in, d.HV * d.K * d.V * sizeof(float));
+    w->state_in = copy;
+}
+
+// Calls walk(blocks, leaves) for a call's spans: as many as fit a launch, or with tiled a segment. leaves: the state
+// after the last of these spans is wanted
+template <typename F> static void spans_forward(Spans spans, bool tiled, F walk) {
+    SpanBlocks blocks;
+    for (size_t from = 0; from < spans.count && !tiled;) {
+        from = span_blocks(&blocks, spans, all_keys, from, BLOCK, false);
+        walk(blocks, from == spans.count);
+    }
+    DeltaSegment segment;
+    for (DeltaPlace place = {}; place.span < spans.count && tiled;) {
+        delta_segment(&segment, spans, &place);
+        walk(segment.blocks, segment.cut || place.span == spans.count);
+    }
 }
 
 // Walks a call's blocks. Updates `state` in place to the state after the last span, and `transfer` in the same way.
@@ -141,10 +164,7 @@ static void delta_forward_walk(floatX *out, Summed *state, Summed *transfer, con
                                const SpanBlocks &blocks, bool leaves, bool tiled) {
     DeltaWalk w = {(const float *)state, (float *)state, NULL, NULL, out};
     w.width = (unsigned)d.V, w.values = true;
-    if (reads_overwritten(d, blocks, leaves)) {
-        cuda_copy(s.state, state, d.HV * d.K * d.V * sizeof(float));
-        w.state_in = s.state;
-    }
+    copy_overwritten(&w, s.state, d, blocks, leaves);
     delta_walk(w, s, d, blocks, leaves, tiled);
     if (!transfer) return;
     DeltaWalk t = {(const float *)transfer, (float *)transfer};
@@ -170,18 +190,10 @@ static void cuda_delta_forward(Stored *out, Summed *state, Summed *transfer, con
         cuda_zero(transfer, d.HV * d.K * d.K * sizeof(float));
         transfer = NULL;
     }
-    SpanBlocks blocks;
-    for (size_t from = 0; from < spans.count && !tiled;) {
-        from = span_blocks(&blocks, spans, all_keys, from, BLOCK, false);
-        delta_forward_walk((floatX *)out, state, transfer, s, d, blocks, from == spans.count, false);
-    }
-    DeltaSegment segment;
-    for (DeltaPlace place = {}; place.span < spans.count && tiled;) {
-        delta_segment(&segment, spans, &place);
-        delta_blocks(s.results, d, segment.blocks);
-        delta_forward_walk((floatX *)out, state, transfer, s, d, segment.blocks,
-                           segment.cut || place.span == spans.count, true);
-    }
+    spans_forward(spans, tiled, [&](const SpanBlocks &blocks, bool leaves) {
+        if (tiled) delta_blocks(s.results, d, blocks);
+        delta_forward_walk((floatX *)out, state, transfer, s, d, blocks, leaves, tiled);
+    });
 }
 
 // ---- backward -------------------------------------------------------------------------------------------------------
@@ -221,6 +233,16 @@ static void segments_back(const float *borders, Spans spans, const Summed *state
     free(begins);
 }
 
+// Prepares a walk back over a segment's spans, from dstate to dstate. after: dstate holds the gradient of the state
+// after the last span
+static void back_from(DeltaWalk *w, float *dstate, float *copy, const DeltaCall &d, unsigned spans, bool after) {
+    w->state_in = w->state_out = dstate, w->width = (unsigned)d.V;
+    w->first_in = after ? spans - 1 : spans, w->last_in = spans;
+    if (!after || spans == 1) return;
+    cuda_copy(copy, dstate, d.HV * d.K * d.V * sizeof(float)); // because the first span overwrites it
+    w->state_in = copy;
+}
+
 struct DeltaBack {
     floatX *dx, *db, *da;
     Summed *dA_log, *ddt_bias;
@@ -233,8 +255,6 @@ struct DeltaBack {
 static void delta_segment_back(const DeltaBack &to, const DeltaScratch &s, const DeltaCall &d,
                                const DeltaSegment &segment, const float *state, bool after) {
     const SpanBlocks &blocks = segment.blocks;
-    const unsigned count = blocks.count;
-    const size_t states = d.HV * d.K * d.V;
     const bool tiled = walk_takes(d.K), packed = all_aligned(to.dout) && d.V % full_pack<floatX> == 0;
     BlockResults results = s.results;
     if (!tiled) results.inverse_back = results.scores_back = NULL;
@@ -245,13 +265,8 @@ static void delta_segment_back(const DeltaBack &to, const DeltaScratch &s, const
         w.width = (unsigned)d.V, w.values = true;
         delta_walk(w, s, d, blocks, false, tiled);
     }
-    DeltaWalk back = {to.dstate, to.dstate, to.dx ? s.back : NULL, to.dx ? s.dR : NULL, NULL, to.dout};
-    back.width = (unsigned)d.V;
-    back.first_in = after ? count - 1 : count, back.last_in = count;
-    if (after && count > 1) { // copied, because the first span overwrites it
-        cuda_copy(s.state, to.dstate, states * sizeof(float));
-        back.state_in = s.state;
-    }
+    DeltaWalk back = {NULL, NULL, to.dx ? s.back : NULL, to.dx ? s.dR : NULL, NULL, to.dout};
+    back_from(&back, to.dstate, s.state, d, blocks.count, after);
     if (tiled)
         delta_tiled_walk(back, DeltaPairs{results.inverse_back, results.scores_back, results.factors, to.dout, packed},
                          d, blocks, true);
@@ -261,7 +276,7 @@ static void delta_segment_back(const DeltaBack &to, const DeltaScratch &s, const
     const DeltaGradient gradient = {to.dx, to.db, to.da,         s.lines,         s.dq,    s.dk,  s.states, s.back,
                                     s.N,   s.dR,  results.gates, results.lengths, to.dout, packed};
     delta_gradient(gradient, d, blocks);
-    const size_t lines = blocks.first[count];
+    const size_t lines = blocks.first[blocks.count];
     if (to.dA_log) column_sums(to.dA_log, s.lines, lines, d.HV, 2 * d.HV);
     if (to.ddt_bias) column_sums(to.ddt_bias, s.lines + d.HV, lines, d.HV, 2 * d.HV);
 }

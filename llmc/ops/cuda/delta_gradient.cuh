@@ -37,7 +37,7 @@ struct GradientShared {
     BlockGates gates[2];
     BlockLengths length;
     float dots[3][COLUMN_GROUPS][BLOCK]; // three kinds of dot products of rows
-    float dbeta[BLOCK];                  // gradients of beta, times beta
+    float dbeta[BLOCK];                  // gradients of beta, times beta; Mamba-2: dout . v
     float overlaps[GRADIENT_WARPS];      // parts of <S, dS>
 };
 
@@ -180,13 +180,14 @@ __device__ inline void pairs_across(float (&sum)[2], const float *across, const 
     }
 }
 
-// Adds the products of the pairs' sums with q and k to dq and dk. memory: room for pairs and key tiles
-template <int KP, typename Part>
+// Adds the products of the pairs' sums with q and k to dq and dk. memory: room for pairs and key tiles. SYSTEM: both
+// kinds of pairs; else the scores alone
+template <int KP, bool SYSTEM, typename Part>
 __device__ inline void pair_products(float (*dq)[4], float (*dk)[4], floatX *memory, float *sums, const floatX *q,
                                      const floatX *k, const Part &p) {
     constexpr unsigned N = KEY_SLICE<KP>, S = KEY_STRIDE<KP>;
     floatX *const of_scores = memory, *const of_system = memory + TERMS * PAIR_TILE;
-    floatX *const tq = memory + 2 * TERMS * PAIR_TILE, *const tk = tq + KEY_TILE<KP>;
+    floatX *const tq = memory + (1 + SYSTEM) * TERMS * PAIR_TILE, *const tk = tq + KEY_TILE<KP>;
     if (p.pairs) {
         float score[PAIR_COLUMNS / 8][4] = {}, system[PAIR_COLUMNS / 8][4] = {};
         for_lane_pairs(lane_pairs(sums, p), score, system, lane_add);
@@ -194,9 +195,10 @@ __device__ inline void pair_products(float (*dq)[4], float (*dk)[4], floatX *mem
         for_pairs<PAIR_COLUMNS>(score, [&](unsigned i, unsigned j, float a, float b) {
             split_store_two(of_scores, PAIR_TILE, place + i * padded<BLOCK> + j, a, b);
         });
-        for_pairs<PAIR_COLUMNS>(system, [&](unsigned i, unsigned j, float a, float b) {
-            split_store_two(of_system, PAIR_TILE, place + i * padded<BLOCK> + j, a, b);
-        });
+        if (SYSTEM)
+            for_pairs<PAIR_COLUMNS>(system, [&](unsigned i, unsigned j, float a, float b) {
+                split_store_two(of_system, PAIR_TILE, place + i * padded<BLOCK> + j, a, b);
+            });
     }
 #pragma unroll
     for (unsigned from = 0; from < KEY_COLUMNS<KP>; from += N) {
@@ -221,11 +223,11 @@ __device__ inline void pair_products(float (*dq)[4], float (*dk)[4], floatX *mem
                 const floatX *const scores = of_scores + t * PAIR_TILE, *const system = of_system + t * PAIR_TILE;
                 if (j >= p.row) {
                     mma_columns<N>(to_k, load_a_columns(scores, padded<BLOCK>, j, p.row), right_q);
-                    mma_columns<N>(to_k, load_a_columns(system, padded<BLOCK>, j, p.row), right_k);
+                    if (SYSTEM) mma_columns<N>(to_k, load_a_columns(system, padded<BLOCK>, j, p.row), right_k);
                 }
                 if (j <= p.row) {
                     mma_columns<N>(to_q, load_a(scores, padded<BLOCK>, p.row, j), right_k);
-                    mma_columns<N>(to_k, load_a(system, padded<BLOCK>, p.row, j), right_k);
+                    if (SYSTEM) mma_columns<N>(to_k, load_a(system, padded<BLOCK>, p.row, j), right_k);
                 }
             }
         }
@@ -380,20 +382,19 @@ struct Strips {
     unsigned stage;              // buffer of the current strip
 };
 
-template <int KP, typename Part>
-__device__ inline void strips_bring(Strips &s, unsigned to, GradientShared *shared, const DeltaGradient &G,
-                                    const Part &p) {
+template <int KP, typename Gradient, typename Part>
+__device__ inline void strips_bring(Strips &s, unsigned to, GradientShared *shared, const Gradient &G, const Part &p) {
     if (s.head < s.end) {
-        strip_bring<KP>(s.memory + to * STRIP_TILES<KP>, shared->gates + s.head % 2, s.v == 0 && s.pass == 0, G, p,
-                        s.head, s.v);
+        strip_bring<KP>(s.memory + to * Gradient::template TILES<KP>, shared->gates + s.head % 2,
+                        s.v == 0 && s.pass == 0, G, p, s.head, s.v);
         s.v += STRIP<KP>;
         if (s.v >= p.V) s.v = 0, s.pass = APART<KP> ? 1 - s.pass : 0, s.head += s.pass == 0;
     }
     fetch_commit();
 }
 // Returns the next strip, and fetches one more.
-template <int KP, typename Part>
-__device__ inline floatX *strips_take(Strips &s, GradientShared *shared, const DeltaGradient &G, const Part &p) {
+template <int KP, typename Gradient, typename Part>
+__device__ inline floatX *strips_take(Strips &s, GradientShared *shared, const Gradient &G, const Part &p) {
     s.stage = G.stages - 1 - s.stage;
     fetch_wait<0>();
     __syncthreads();
@@ -402,7 +403,7 @@ __device__ inline floatX *strips_take(Strips &s, GradientShared *shared, const D
         fetch_wait<0>();
         __syncthreads();
     }
-    return s.memory + s.stage * STRIP_TILES<KP>;
+    return s.memory + s.stage * Gradient::template TILES<KP>;
 }
 
 // Parts of shared memory: sums of the pairs over heads; products of q and k; strips
@@ -412,17 +413,16 @@ struct GradientMemory {
     GradientShared *shared;
 };
 
-// Computes the products of q and k, and fetches the first strip.
-template <int KP, typename Part>
+// Computes the products of q and k, and fetches the first strip. SYSTEM: also of k and k; else these are zeros
+template <int KP, bool SYSTEM, typename Gradient, typename Part>
 __device__ inline void keys_begin(const GradientMemory &m, Strips &next, const floatX *q, const floatX *k,
-                                  const DeltaGradient &G, const Part &p) {
-    floatX *const tiles = m.strips + (G.stages - 1) * STRIP_TILES<KP>;
+                                  const Gradient &G, const Part &p) {
+    floatX *const tiles = m.strips + (G.stages - 1) * Gradient::template TILES<KP>;
     float kk[PAIR_COLUMNS / 8][4] = {}, qk[PAIR_COLUMNS / 8][4] = {};
-    floats_fetch(&m.shared->length, G.lengths + blockIdx.x * gridDim.y + p.key_head);
     keys_bring<KP>(tiles, q, p, 0), keys_bring<KP>(tiles + KEY_TILE<KP>, k, p, 0);
     fetch_commit();
     if (G.stages == 2) strips_bring<KP>(next, 0, m.shared, G, p);
-    key_pairs<KP>(kk, qk, tiles, q, k, p);
+    key_pairs<KP>(SYSTEM ? kk : NULL, qk, tiles, q, k, p);
     __syncthreads(); // the tiles may reach into the products' place
     if (p.pairs) for_lane_pairs(lane_pairs(m.products, p), kk, qk, lane_write);
 }
@@ -433,7 +433,7 @@ __device__ inline void keys_end(floatX *dx, float (*dq)[4], float (*dk)[4], cons
                                 const floatX *k, const Part &p) {
     KeyTwos<KP> of_q, of_k;
     __syncthreads();
-    pair_products<KP>(dq, dk, m.strips, m.sums, q, k, p);
+    pair_products<KP, true>(dq, dk, m.strips, m.sums, q, k, p);
     keys_load<KP>(of_q, q, p), keys_load<KP>(of_k, k, p);
     row_dots<KP>(m.shared->dots[0][p.group], dq, of_q, p);
     row_dots<KP>(m.shared->dots[1][p.group], dk, of_k, p);
@@ -455,7 +455,8 @@ __global__ void __launch_bounds__(GRADIENT_THREADS)
     const unsigned first = p.key_head * p.group_heads, end = first + p.group_heads;
     const bool gates_warp = p.row == 0 && p.group == COLUMN_GROUPS - 1; // a warp without pairs
     Strips next = {strips, first, end, 0, 0, G.stages - 1};
-    keys_begin<KP>(m, next, q, k, G, p);
+    floats_fetch(&shared->length, G.lengths + blockIdx.x * gridDim.y + p.key_head);
+    keys_begin<KP, true>(m, next, q, k, G, p);
     GradientResults<KP> r;
     for (unsigned head = first; head < end; head++) {
         const BlockGates &g = shared->gates[head % 2];

@@ -11,19 +11,6 @@ during the current strip's products. The next head's first strip arrives during 
 #define LLMC_CUDA_DELTA_STRIPS_CUH
 #include "delta_walk.cuh"
 
-struct DeltaGradient {
-    floatX *dx, *db, *da;
-    float *lines;                // [blocks, 2, HV]: parts of dA_log, ddt_bias
-    float *dq, *dk;              // [blocks, HK, BLOCK, K rounded up to 8]: sums over the value heads of a group so far
-    const floatX *states, *back; // [blocks, HV, TERMS, K, V]: S, dS
-    const floatX *N, *dR;        // [blocks, HV, TERMS, BLOCK, V]
-    const BlockGates *gates;
-    const BlockLengths *lengths;
-    const floatX *dout;
-    bool packed;     // 1: rows of dout are whole packs
-    unsigned stages; // strips in shared memory: 2, of which one is in flight, or 1
-};
-
 constexpr unsigned GRADIENT_THREADS = 512, GRADIENT_WARPS = GRADIENT_THREADS / LANES, ROW_GROUPS = BLOCK / 16;
 constexpr unsigned COLUMN_GROUPS = GRADIENT_WARPS / ROW_GROUPS, PAIR_COLUMNS = BLOCK / COLUMN_GROUPS;
 constexpr unsigned TRIANGLE_WARPS = ROW_GROUPS * (ROW_GROUPS + 1) / 2; // warps with pairs on or below the diagonal
@@ -40,6 +27,20 @@ template <int KP> constexpr bool APART = KP > 128;
 template <int KP> constexpr unsigned TOKEN_STRIP = STRIP<KP> *BLOCK;
 template <int KP> constexpr unsigned STATE_STRIP = STRIP<KP> *KP;
 template <int KP> constexpr unsigned STRIP_TILES = TOKEN_STRIP<KP> *(1 + 2 * TERMS) + STATE_STRIP<KP> * 2 * TERMS;
+
+struct DeltaGradient {
+    floatX *dx, *db, *da;
+    float *lines;                // [blocks, 2, HV]: parts of dA_log, ddt_bias
+    float *dq, *dk;              // [blocks, HK, BLOCK, K rounded up to 8]: sums over the value heads of a group so far
+    const floatX *states, *back; // [blocks, HV, TERMS, K, V]: S, dS
+    const floatX *N, *dR;        // [blocks, HV, TERMS, BLOCK, V]
+    const BlockGates *gates;
+    const BlockLengths *lengths;
+    const floatX *dout;
+    bool packed;     // 1: rows of dout are whole packs
+    unsigned stages; // strips in shared memory: 2, of which one is in flight, or 1
+    template <int KP> static constexpr unsigned TILES = STRIP_TILES<KP>; // elements of a strip
+};
 
 // Hides a value's origin from the compiler, so that addresses made from it are not kept in registers over a loop.
 __device__ inline unsigned computed_here(unsigned x) {

@@ -36,26 +36,26 @@ struct DeltaPairs {
 
 // ---- shared memory --------------------------------------------------------------------------------------------------
 // Shared memory: two tiles of keys, one of queries, one of rows (v or dout); the state; R, N and what is added to the
-// state, all split; factors of two blocks' tokens, each followed by BlockFactors.keep
+// state, all split; factors of two blocks' tokens, each followed by BlockFactors.keep. SSD (Mamba-2): one tile of keys,
+// neither R nor N, and factors of one block after the rows of keys and queries, whose ends hold no elements
 constexpr unsigned FACTORS = BLOCK + 1;
-template <int KP, int COLUMNS> struct WalkTiles {
-    static constexpr unsigned STATE = KP * padded<COLUMNS>, KEYS = BLOCK * padded<KP>;
+template <int KP, int COLUMNS, bool SSD = false> struct WalkTiles {
+    static constexpr unsigned STATE = KP * padded<COLUMNS>, KEYS = BLOCK * padded<KP>, PLACES = SSD ? 1 : 2;
+    static constexpr unsigned TOKENS = TOKENS_TILE<COLUMNS>, RESULT = SSD ? 0 : TERMS * TOKENS;
+    static constexpr unsigned STEP = SSD ? padded<KP> * sizeof(floatX) / sizeof(TokenFactors) : 1; // between factors
+    static constexpr size_t BYTES =
+        ((PLACES + 1) * KEYS + TOKENS + TERMS * (STATE + TOKENS) + 2 * RESULT) * sizeof(floatX) +
+        (SSD ? 0 : PLACES * FACTORS * sizeof(TokenFactors));
     floatX *keys, *queries, *rows, *S, *R, *N, *added;
     TokenFactors *factors;
 };
-template <int KP, int COLUMNS> constexpr size_t walk_bytes() {
-    typedef WalkTiles<KP, COLUMNS> Tiles;
-    return (3 * Tiles::KEYS + TOKENS_TILE<COLUMNS> + TERMS * (Tiles::STATE + 3 * TOKENS_TILE<COLUMNS>)) *
-               sizeof(floatX) +
-           2 * FACTORS * sizeof(TokenFactors);
-}
-template <int KP, int COLUMNS> __device__ inline WalkTiles<KP, COLUMNS> walk_tiles(floatX *memory) {
-    WalkTiles<KP, COLUMNS> tiles;
-    constexpr unsigned TOKENS = TOKENS_TILE<COLUMNS>;
-    tiles.keys = memory, tiles.queries = tiles.keys + 2 * tiles.KEYS, tiles.rows = tiles.queries + tiles.KEYS;
-    tiles.S = tiles.rows + TOKENS, tiles.R = tiles.S + TERMS * tiles.STATE;
-    tiles.N = tiles.R + TERMS * TOKENS, tiles.added = tiles.N + TERMS * TOKENS;
-    tiles.factors = (TokenFactors *)(tiles.added + TERMS * TOKENS);
+template <int KP, int COLUMNS, bool SSD = false>
+__device__ inline WalkTiles<KP, COLUMNS, SSD> walk_tiles(floatX *memory) {
+    WalkTiles<KP, COLUMNS, SSD> tiles;
+    tiles.keys = memory, tiles.queries = tiles.keys + tiles.PLACES * tiles.KEYS;
+    tiles.rows = tiles.queries + tiles.KEYS, tiles.S = tiles.rows + tiles.TOKENS;
+    tiles.R = tiles.S + TERMS * tiles.STATE, tiles.N = tiles.R + tiles.RESULT, tiles.added = tiles.N + tiles.RESULT;
+    tiles.factors = (TokenFactors *)(SSD ? tiles.queries - padded<KP> + KP : tiles.added + TERMS * tiles.TOKENS);
     return tiles;
 }
 
@@ -195,12 +195,12 @@ __device__ inline void for_tokens(WalkRows &c, const TokenFactors (&factors)[2],
     });
 }
 // factors_fetch fetches the factors of a block's tokens; the next function reads the factors of a lane's two tokens.
-__device__ inline void factors_fetch(TokenFactors *to, const BlockFactors *from) {
-    if (threadIdx.x < FACTORS) fetch<16>(to + threadIdx.x, from->token + threadIdx.x, true);
+template <unsigned STEP = 1> __device__ inline void factors_fetch(TokenFactors *to, const BlockFactors *from) {
+    if (threadIdx.x < FACTORS) fetch<16>(to + threadIdx.x * STEP, from->token + threadIdx.x, true);
 }
-__device__ inline void factors_read(TokenFactors (&factors)[2], const TokenFactors *from) {
+template <unsigned STEP = 1> __device__ inline void factors_read(TokenFactors (&factors)[2], const TokenFactors *from) {
     for (unsigned i = 0; i < 2; i++) {
-        const auto pack = pack_read<4>(&from[warp_row() + threadIdx.x % LANES / 4 + 8 * i].beta);
+        const auto pack = pack_read<4>(&from[(warp_row() + threadIdx.x % LANES / 4 + 8 * i) * STEP].beta);
         memcpy(&factors[i], &pack, sizeof(pack));
     }
 }
@@ -256,6 +256,24 @@ __device__ inline WalkPlace walk_place(const DeltaCall &d, const SpanBlocks &blo
     }
     return WalkPlace{blocks.span[number],          number, count, index, head, first, query + HK * K, query,
                      2 * HK * K + head * V + first};
+}
+
+// Loads a head's gradient of the state after a walk's last block, and stores it as an operand.
+template <int KP, int COLUMNS>
+__device__ inline void walk_back_begin(WalkState<KP> &dS, floatX *tile, const DeltaWalk &w, const DeltaCall &d,
+                                       const WalkPlace &at, unsigned columns) {
+    if (at.number >= w.first_in && at.number < w.last_in)
+        walk_state_read<KP>(dS, w.state_in + at.head * d.K * w.width + at.first, d.K, columns, w.width);
+    walk_state_store<KP, COLUMNS>(dS, tile);
+}
+// Stores the gradient of the state before the first span. A document's first state is zero, so its gradient is 0.
+template <int KP>
+__device__ inline void walk_back_end(const DeltaWalk &w, WalkState<KP> &dS, const DeltaCall &d, const WalkPlace &at,
+                                     unsigned columns) {
+    if (!w.state_out || at.number) return;
+    if (at.span.begin == at.span.document)
+        for_walk_state<KP>(dS, [](unsigned, unsigned, float &a, float &b) { a = b = 0.0f; });
+    walk_state_write<KP>(w.state_out + at.head * d.K * w.width + at.first, dS, d.K, columns, w.width);
 }
 
 template <int KP, int COLUMNS, bool OUT>
@@ -341,12 +359,9 @@ __global__ void __launch_bounds__(WALK_THREADS<COLUMNS>, WALK_BLOCKS<COLUMNS>)
     DYNAMIC_SHARED(floatX, memory);
     const WalkTiles<KP, COLUMNS> tiles = walk_tiles<KP, COLUMNS>(memory);
     const WalkPlace at = walk_place(d, blocks, COLUMNS, true);
-    const size_t place = at.head * d.K * w.width + at.first;
     const unsigned columns = w.width - at.first;
     WalkState<KP> dS = {};
-    if (at.number >= w.first_in && at.number < w.last_in)
-        walk_state_read<KP>(dS, w.state_in + place, d.K, columns, w.width);
-    walk_state_store<KP, COLUMNS>(dS, tiles.S);
+    walk_back_begin<KP, COLUMNS>(dS, tiles.S, w, d, at, columns);
     unsigned index = at.index;
     size_t row = at.span.row + (size_t)(at.count - 1) * BLOCK; // the last block's first row
     unsigned rows = (unsigned)(at.span.row + at.span.end - at.span.begin - row);
@@ -411,10 +426,7 @@ __global__ void __launch_bounds__(WALK_THREADS<COLUMNS>, WALK_BLOCKS<COLUMNS>)
         walk_state_add<KP, COLUMNS>(dS, keys, tiles.R);
         walk_state_store<KP, COLUMNS>(dS, tiles.S);
     }
-    if (!w.state_out || at.number) return;
-    if (at.span.begin == at.span.document) // a document's first state is zero, so its gradient is not needed
-        for_walk_state<KP>(dS, [](unsigned, unsigned, float &a, float &b) { a = b = 0.0f; });
-    walk_state_write<KP>(w.state_out + place, dS, d.K, columns, w.width);
+    walk_back_end<KP>(w, dS, d, at, columns);
 }
 
 #ifdef CUDA_ON_CPU
@@ -436,32 +448,38 @@ template <typename F> static void with_walk_size(size_t K, F launch) {
 static bool walk_takes(size_t K) {
     bool fits = false;
     if (K >= WALK_LEAST_K && K <= WALK_MOST_K)
-        with_walk_size(K, [&](auto KP) { fits = walk_bytes<KP, WARP_COLUMNS>() <= walk_limit(); });
+        with_walk_size(K, [&](auto KP) { fits = WalkTiles<KP, WARP_COLUMNS>::BYTES <= walk_limit(); });
     return fits;
 }
 
-template <int KP, int COLUMNS>
-static void delta_walk_of(const DeltaWalk &w, const DeltaPairs &p, const DeltaCall &d, const SpanBlocks &blocks,
-                          bool back) {
-    const dim3 grid((unsigned)blocks_for(w.width, COLUMNS), (unsigned)d.HV, blocks.count);
-    constexpr size_t BYTES = walk_bytes<KP, COLUMNS>();
-    if (back)
-        LAUNCH((delta_walk_back_kernel<KP, COLUMNS>), grid, WALK_THREADS<COLUMNS>, BYTES)(w, p, d, blocks);
-    else if (w.out)
-        LAUNCH((delta_walk_kernel<KP, COLUMNS, true>), grid, WALK_THREADS<COLUMNS>, BYTES)(w, p, d, blocks);
-    else
-        LAUNCH((delta_walk_kernel<KP, COLUMNS, false>), grid, WALK_THREADS<COLUMNS>, BYTES)(w, p, d, blocks);
+// Calls launch(KP, COLUMNS, grid) for a walk. Halves a thread block's columns if that fills more multiprocessors, or if
+// shared memory is small.
+template <bool SSD, typename F>
+static void with_walk(const DeltaWalk &w, const DeltaCall &d, const SpanBlocks &blocks, F launch) {
+    const auto run = [&](auto KP, auto COLUMNS) {
+        launch(KP, COLUMNS, dim3((unsigned)blocks_for(w.width, COLUMNS), (unsigned)d.HV, blocks.count));
+    };
+    const size_t wide = blocks_for(w.width, WALK_MOST_COLUMNS) * d.HV * blocks.count;
+    if constexpr (SSD)
+        if (d.K > WALK_MOST_K) return run(Width<GPU_MOST_SSD_STATE>(), Width<WARP_COLUMNS>());
+    with_walk_size(d.K, [&](auto KP) {
+        if (2 * wide <= multiprocessors() || WalkTiles<KP, WALK_MOST_COLUMNS, SSD>::BYTES > walk_limit())
+            run(KP, Width<WARP_COLUMNS>());
+        else
+            run(KP, Width<WALK_MOST_COLUMNS>());
+    });
 }
 
-// Launches a walk. Halves a thread block's columns if that fills more multiprocessors, or if shared memory is small.
 static void delta_tiled_walk(const DeltaWalk &w, const DeltaPairs &p, const DeltaCall &d, const SpanBlocks &blocks,
                              bool back) {
-    const size_t wide = blocks_for(w.width, WALK_MOST_COLUMNS) * d.HV * blocks.count;
-    with_walk_size(d.K, [&](auto KP) {
-        if (2 * wide <= multiprocessors() || walk_bytes<KP, WALK_MOST_COLUMNS>() > walk_limit())
-            delta_walk_of<KP, WARP_COLUMNS>(w, p, d, blocks, back);
+    with_walk<false>(w, d, blocks, [&](auto KP, auto COLUMNS, dim3 grid) {
+        constexpr size_t BYTES = WalkTiles<KP, COLUMNS>::BYTES;
+        if (back)
+            LAUNCH((delta_walk_back_kernel<KP, COLUMNS>), grid, WALK_THREADS<COLUMNS>, BYTES)(w, p, d, blocks);
+        else if (w.out)
+            LAUNCH((delta_walk_kernel<KP, COLUMNS, true>), grid, WALK_THREADS<COLUMNS>, BYTES)(w, p, d, blocks);
         else
-            delta_walk_of<KP, WALK_MOST_COLUMNS>(w, p, d, blocks, back);
+            LAUNCH((delta_walk_kernel<KP, COLUMNS, false>), grid, WALK_THREADS<COLUMNS>, BYTES)(w, p, d, blocks);
     });
 }
 

@@ -12,6 +12,9 @@ at once (ssd_gradient.cuh). Segments, and the states at their borders, are the g
 static DeltaCall ssd_call(const Stored *x, const Stored *dt, const Stored *A_log, const Stored *D,
                           const Stored *dt_bias, const DeltaShape *shape) {
     DeltaCall d = delta_call(x, NULL, dt, A_log, dt_bias, shape);
+    if (d.K > WALK_MOST_K && SSD_MOST_BYTES > walk_limit())
+        die("ssm_state_size is %zu, but in fp32 this GPU has shared memory for at most %d; use the bf16 build", d.K,
+            WALK_MOST_K);
     d.D = (const floatX *)D, d.least = (float)shape->least, d.most = (float)shape->most;
     d.packed = d.packed && d.V % full_pack<floatX> == 0;
     return d;
@@ -21,7 +24,7 @@ struct SsdScratch {
     float *state; // copy of a state that the call overwrites before it is read
     BlockResults results;
     // backward
-    float *borders, *lines;
+    float *borders, *lines, *steps;
     floatX *states, *back;
 };
 
@@ -29,24 +32,18 @@ static SsdScratch ssd_lay_out(const DeltaShape *shape, bool backward, Summed *sc
     const size_t n = delta_rows(shape), blocks = min_size(DELTA_SEGMENT, n), each = blocks * shape->HV;
     const size_t states = delta_state_elements(shape), F = sizeof(float);
     SsdScratch s = {};
-    float *const begin = (float *)(((uintptr_t)scratch + 15) / 16 * 16); // each part begins at a multiple of 16 bytes
-    size_t count = 0;
-    const auto take = [&](size_t elements) {
-        float *const at = begin + count;
-        count += gpu_four(elements);
-        return at;
-    };
-    s.state = take(states);
-    OperandA *const scores = (OperandA *)take(each * OPERANDS_OF_TRIANGLE * sizeof(OperandA) / F);
-    s.results.scores = s.results.scores_back = scores;
-    s.results.factors = (BlockFactors *)take(each * sizeof(BlockFactors) / F);
+    ScratchParts p(scratch);
+    s.state = p.take(states);
+    s.results.scores = (OperandA *)p.take(each * OPERANDS_OF_TRIANGLE * sizeof(OperandA) / F);
+    s.results.scores_back = s.results.scores;
+    s.results.factors = (BlockFactors *)p.take(each * sizeof(BlockFactors) / F);
     if (backward) {
-        s.results.gates = (BlockGates *)take(each * sizeof(BlockGates) / F);
-        s.borders = take(n ? (n - 1) / SEGMENT_TOKENS * states : 0);
-        s.states = (floatX *)take(blocks * states), s.back = (floatX *)take(blocks * states);
-        s.lines = take(3 * each);
+        s.results.gates = (BlockGates *)p.take(each * sizeof(BlockGates) / F);
+        s.borders = p.take(n ? (n - 1) / SEGMENT_TOKENS * states : 0);
+        s.states = (floatX *)p.take(blocks * states), s.back = (floatX *)p.take(blocks * states);
+        s.lines = p.take(3 * each), s.steps = p.take(shape->K > WALK_MOST_K ? each * BLOCK * 2 : 0);
     }
-    if (count + 4 != gpu_ssd_scratch(shape, backward))
+    if (p.count + 4 != gpu_ssd_scratch(shape, backward))
         die("internal: gpu_scratch.h has another size of Mamba-2's rule; please report it");
     return s;
 }
@@ -87,26 +84,13 @@ static void cuda_ssd_forward(Stored *out, Summed *state, Summed *transfer, const
         cuda_zero(transfer, d.HV * sizeof(float));
         transfer = NULL;
     }
-    const auto walk = [&](const SpanBlocks &blocks, bool leaves, bool tiled) {
+    const bool tiled = has_long_span(spans);
+    spans_forward(spans, tiled, [&](const SpanBlocks &blocks, bool leaves) {
         DeltaWalk w = {(const float *)state, (float *)state, NULL, NULL, (floatX *)out};
         w.transfer = (float *)transfer;
-        if (reads_overwritten(d, blocks, leaves)) {
-            cuda_copy(s.state, state, delta_state_elements(shape) * sizeof(float));
-            w.state_in = s.state;
-        }
+        copy_overwritten(&w, s.state, d, blocks, leaves);
         ssd_walk(w, s, d, blocks, leaves, tiled);
-    };
-    SpanBlocks blocks;
-    DeltaSegment segment;
-    const bool tiled = has_long_span(spans);
-    for (size_t from = 0; from < spans.count && !tiled;) {
-        from = span_blocks(&blocks, spans, all_keys, from, BLOCK, false);
-        walk(blocks, from == spans.count, false);
-    }
-    for (DeltaPlace place = {}; place.span < spans.count && tiled;) {
-        delta_segment(&segment, spans, &place);
-        walk(segment.blocks, segment.cut || place.span == spans.count, true);
-    }
+    });
 }
 
 // ---- backward -------------------------------------------------------------------------------------------------------
@@ -120,21 +104,16 @@ struct SsdBack {
 // Runs a segment backward like delta_segment_back.
 static void ssd_segment_back(const SsdBack &to, const SsdScratch &s, const DeltaCall &d, const SpanBlocks &blocks,
                              const float *state, bool after) {
-    const unsigned count = blocks.count;
-    const size_t lines = blocks.first[count], width = 3 * d.HV;
+    const size_t lines = blocks.first[blocks.count], width = 3 * d.HV;
     const bool packed = all_aligned(to.dx, to.dout) && d.V % full_pack<floatX> == 0;
     if (to.dx) ssd_walk(DeltaWalk{state, NULL, s.states}, s, d, blocks, false, true);
-    DeltaWalk back = {to.dstate, to.dstate, s.back, NULL, to.dx, to.dout};
-    back.width = (unsigned)d.V;
-    back.first_in = after ? count - 1 : count, back.last_in = count;
-    if (after && count > 1) { // copied, because the first span overwrites it
-        cuda_copy(s.state, to.dstate, d.HV * d.K * d.V * sizeof(float));
-        back.state_in = s.state;
-    }
+    DeltaWalk back = {NULL, NULL, s.back, NULL, to.dx, to.dout};
+    back_from(&back, to.dstate, s.state, d, blocks.count, after);
     ssd_blocks(s.results, d, blocks, to.dx != NULL, true);
     ssd_tiled_walk(back, DeltaPairs{NULL, s.results.scores_back, s.results.factors, to.dout, packed}, d, blocks, true);
     if (!to.dx) return;
-    ssd_gradient(SsdGradient{to.dx, to.ddt, s.lines, s.states, s.back, s.results.gates, to.dout, packed}, d, blocks);
+    ssd_gradient(SsdGradient{to.dx, to.ddt, s.lines, s.steps, s.states, s.back, s.results.gates, d.x, to.dout, packed},
+                 d, blocks);
     if (to.dA_log) column_sums(to.dA_log, s.lines, lines, d.HV, width);
     if (to.dD) column_sums(to.dD, s.lines + d.HV, lines, d.HV, width);
     if (to.ddt_bias) column_sums(to.ddt_bias, s.lines + 2 * d.HV, lines, d.HV, width);

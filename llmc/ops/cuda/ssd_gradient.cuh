@@ -7,42 +7,42 @@ one key head, and its value heads one after another. With dP = dout v^T,
     dstep_j = sum_i dP_ij decay(i, j) q_i . k_j + decay(L, j) k_j . dS v_j - exp(A_log) dlog_j
     dD = sum_i dP_ii
 
-dlog, the gradient of a token's log decay, is a sum of terms as in delta_gradient.cuh. Pairs, dq and dk are summed over
-the heads of a group in registers, and pairs are multiplied by q and k once. Strips of V are those of delta_strips.cuh,
-with v in place of N and dR.
+dlog, the gradient of a token's log decay, is a sum of terms as in delta_gradient.cuh. Over the heads of a group, dq and
+dk are summed in registers, pairs in shared memory. Pairs are multiplied by q and k once. Strips of V are those of
+delta_strips.cuh, with v in place of N and dR.
 */
 #ifndef LLMC_CUDA_SSD_GRADIENT_CUH
 #define LLMC_CUDA_SSD_GRADIENT_CUH
 #include "delta_gradient.cuh"
 #include "ssd_walk.cuh"
 
-struct SsdGradient {
-    floatX *dx, *ddt;
-    float *lines;                // [blocks, 3, HV]: parts of dA_log, dD, ddt_bias
-    const floatX *states, *back; // [blocks, HV, TERMS, K, V]: S, dS
-    const BlockGates *gates;     // [blocks, HV]
-    const floatX *dout;
-    bool packed;     // 1: rows of dout are whole packs
-    unsigned stages; // as in DeltaGradient
-};
-
 // ---- shared memory --------------------------------------------------------------------------------------------------
 // Tiles of a strip: dout, v, the terms of S and of dS
 template <int KP> constexpr unsigned SSD_STRIP = 2 * TOKEN_STRIP<KP> + 2 * TERMS *STATE_STRIP<KP>;
 
-struct SsdShared {
-    BlockGates gates[2];
-    float dots[2][COLUMN_GROUPS][BLOCK];     // q . dq and k . dk of the states
-    float dskip[BLOCK];                      // dout . v
-    float overlaps[GRADIENT_WARPS];          // parts of <S, dS>
+struct SsdGradient {
+    floatX *dx, *ddt;
+    float *lines;                // [blocks, 3, HV]: parts of dA_log, dD, ddt_bias
+    float *steps;                // [blocks, HV, BLOCK, 2]: dlog and dstep from the first columns of q and k
+    const floatX *states, *back; // [blocks, HV, TERMS, K, V]: S, dS
+    const BlockGates *gates;     // [blocks, HV]
+    const floatX *values, *dout; // values: v of the call's first row
+    bool packed;                 // 1: rows of dout are whole packs
+    unsigned stages;             // as in DeltaGradient
+    unsigned first, K;           // of K columns of q and k, a launch takes WALK_MOST_K from `first` on
+    template <int KP> static constexpr unsigned TILES = SSD_STRIP<KP>;
+};
+
+struct SsdShared : GradientShared {
     float totals[GRADIENT_WARPS][LANES * 4]; // sums of pairs: across a lane's two tokens, and of their columns
 };
 
-// Shared memory: strips; in the beginning tiles of q and k, in the end these and the pairs
+// Shared memory: sums of pairs and products of q and k; strips, in the beginning tiles of q and k, in the end these and
+// the pairs
 template <int KP> constexpr size_t ssd_gradient_bytes(unsigned stages) {
     const size_t strips = stages * SSD_STRIP<KP>, begin = (stages - 1) * SSD_STRIP<KP> + 2 * KEY_TILE<KP>;
     const size_t end = TERMS * PAIR_TILE + 2 * KEY_TILE<KP>, most = strips > begin ? strips : begin;
-    return (most > end ? most : end) * sizeof(floatX);
+    return LANES_BYTES + (most > end ? most : end) * sizeof(floatX);
 }
 template <int KP> constexpr bool ssd_gradient_fits(size_t limit, unsigned stages) {
     return ssd_gradient_bytes<KP>(stages) + sizeof(SsdShared) <= limit;
@@ -51,14 +51,15 @@ static_assert(ssd_gradient_fits<64>(99 << 10, 1) && ssd_gradient_fits<128>(99 <<
 static_assert(SSD_STRIP<64> * sizeof(floatX) >= BLOCK * PAIR_STRIDE * sizeof(float)); // room for a head's pairs
 
 // ---- a head's strips ------------------------------------------------------------------------------------------------
-// Fetches a head's strip from column v on, with the first one also the head's gates.
+// Fetches a head's strip from column v on; with_gates: also its gates
 template <int KP, typename Part>
-__device__ inline void ssd_strip_bring(floatX *strip, BlockGates *gates, const SsdGradient &G, const DeltaCall &d,
-                                       const Part &p, unsigned head, unsigned v) {
+__device__ inline void strip_bring(floatX *strip, BlockGates *gates, bool with_gates, const SsdGradient &G,
+                                   const Part &p, unsigned head, unsigned v) {
     constexpr unsigned C = STRIP<KP>, STATES = TERMS * STATE_STRIP<KP>;
     floatX *const values = strip + TOKEN_STRIP<KP>, *const S = values + TOKEN_STRIP<KP>;
-    const size_t place = (size_t)blockIdx.x * p.HV + head, states = place * TERMS * p.K * p.V + v;
-    const floatX *const from = values_of<true>(d, p.block.row, head) + v;
+    const size_t place = (size_t)blockIdx.x * p.HV + head, size = G.K * p.V;
+    const size_t states = place * TERMS * size + G.first * p.V + v;
+    const floatX *const from = G.values + p.block.row * p.channels + head * p.V + v;
     const floatX *const dout = G.dout + (p.block.row * p.HV + head) * p.V + v;
     const unsigned left = p.V - v, rows = p.block.rows;
     const auto at = [](unsigned row, unsigned column) { return strip_place<C>(row, column); };
@@ -68,7 +69,7 @@ __device__ inline void ssd_strip_bring(floatX *strip, BlockGates *gates, const S
         tile_fetch<BLOCK, C>(values, at, from, p.channels, rows, left, thread);
 #pragma unroll
         for (unsigned t = 0; t < TERMS; t++) {
-            const size_t term = states + t * p.K * p.V;
+            const size_t term = states + t * size;
             tile_fetch<KP, C>(S + t * STATE_STRIP<KP>, at, G.states + term, p.V, p.K, left, thread);
             tile_fetch<KP, C>(S + STATES + t * STATE_STRIP<KP>, at, G.back + term, p.V, p.K, left, thread);
         }
@@ -77,10 +78,10 @@ __device__ inline void ssd_strip_bring(floatX *strip, BlockGates *gates, const S
         tile_copy<C>(values, BLOCK, at, from, p.channels, rows, left);
 #pragma unroll 1
         for (unsigned i = 0; i < 2 * TERMS; i++) // terms of both states
-            tile_copy<C>(S + i * STATE_STRIP<KP>, KP, at,
-                         (i < TERMS ? G.states : G.back) + states + i % TERMS * p.K * p.V, p.V, p.K, left);
+            tile_copy<C>(S + i * STATE_STRIP<KP>, KP, at, (i < TERMS ? G.states : G.back) + states + i % TERMS * size,
+                         p.V, p.K, left);
     }
-    if (v == 0) floats_fetch(gates, G.gates + place);
+    if (with_gates) floats_fetch(gates, G.gates + place);
 }
 
 // A warp's results of a head: pairs dout v^T; products S dout and dS v
@@ -117,44 +118,44 @@ __device__ inline void ssd_strip_products(SsdResults<KP> &r, const floatX *strip
 }
 
 // ---- sums over a group's heads --------------------------------------------------------------------------------------
-template <int KP> struct SsdSums {
-    float scores[PAIR_COLUMNS / 8][4], dq[KEY_COLUMNS<KP> / 8][4], dk[KEY_COLUMNS<KP> / 8][4];
-};
+template <int KP> struct SsdSums { float dq[KEY_COLUMNS<KP> / 8][4], dk[KEY_COLUMNS<KP> / 8][4]; };
 
-// Adds a head's pairs to the sums. across[i][j]: what pair (i, j) adds to the gradient of step j
+// Adds a head's pairs to their sums. lanes: a lane's sums and products of q and k. across[i][j]: what pair (i, j) adds
+// to the gradient of step j
 template <typename Part>
-__device__ inline void ssd_pairs(float *across, float *dskip, float (*scores)[4], float (*dP)[4], const float (*qk)[4],
-                                 const BlockGates &g, const Part &p) {
-    const unsigned row = p.row + p.lane / 4, column = p.pair_column + p.lane % 4 * 2;
+__device__ inline void ssd_pairs(float *across, float *dskip, float *lanes, float (*dP)[4], const BlockGates &g,
+                                 const Part &p) {
+    float scores[PAIR_COLUMNS / 8][4] = {}, qk[PAIR_COLUMNS / 8][4] = {};
+    for_lane_pairs(lanes, scores, qk, lane_add);
+    const auto add = [&](unsigned n, unsigned e, unsigned i, unsigned j, const float *decay, const float *step) {
+        Pack<float, 2> both;
 #pragma unroll
-    for (unsigned n = 0; n < PAIR_COLUMNS / 8; n++)
-#pragma unroll
-        for (unsigned e = 0; e < 4; e++) {
-            const unsigned i = row + e / 2 * 8, j = column + n * 8 + e % 2;
-            const float pair = j <= i ? dP[n][e] * decay_between(g, i, j) : 0.0f; // infinite above the diagonal
-            if (i == j) dskip[i] = dP[n][e];
-            across[i * PAIR_STRIDE + j] = pair * qk[n][e];
-            scores[n][e] += pair * g.beta[j];
+        for (unsigned c = 0; c < 2; c++) {
+            const float pair = dP[n][2 * e + c] * decay[c];
+            if (i == j + c) dskip[i] = dP[n][2 * e + c];
+            both.x[c] = pair * qk[n][2 * e + c];
+            scores[n][2 * e + c] += pair * step[c];
         }
+        pack_write(across + i * PAIR_STRIDE + j, both);
+    };
+    for_decays<PAIR_COLUMNS>(g, p.row, p.pair_column, p.lane, add);
+    for_lane_pairs(lanes, scores, qk, lane_write);
 }
 
 // Applies decays and steps to a head's products with states, adds them to the sums, and saves their dot products.
 template <int KP, typename Part>
 __device__ inline void ssd_states(SsdSums<KP> &sums, SsdResults<KP> &r, SsdShared &shared, const BlockGates &g,
-                                  const floatX *q, const floatX *k, const Part &p) {
+                                  const KeyTwos<KP> &of_q, const KeyTwos<KP> &of_k, const Part &p) {
     constexpr unsigned N = KEY_COLUMNS<KP>;
-    KeyTwos<KP> keys;
     float read[2], added[2], step[2];
 #pragma unroll
     for (unsigned i = 0; i < 2; i++) {
         const unsigned token = p.row + p.lane / 4 + 8 * i;
         read[i] = decay_to(g, token), added[i] = decay_between(g, BLOCK - 1, token), step[i] = g.beta[token];
     }
-    keys_load<KP>(keys, q, p);
     rows_scale<N>(r.read, read), rows_scale<N>(r.added, added);
-    row_dots<KP>(shared.dots[0][p.group], r.read, keys, p);
-    keys_load<KP>(keys, k, p);
-    row_dots<KP>(shared.dots[1][p.group], r.added, keys, p);
+    row_dots<KP>(shared.dots[0][p.group], r.read, of_q, p);
+    row_dots<KP>(shared.dots[1][p.group], r.added, of_k, p);
 #pragma unroll
     for (unsigned n = 0; n < N / 8; n++)
 #pragma unroll
@@ -163,10 +164,11 @@ __device__ inline void ssd_states(SsdSums<KP> &sums, SsdResults<KP> &r, SsdShare
     if (p.lane == 0) shared.overlaps[threadIdx.x / LANES] = r.overlap;
 }
 
-// Stores the gradients of a head's steps with one warp, two tokens per lane.
+// Stores the gradients of a head's steps with one warp, two tokens per lane. A step's slope is 1 - exp(-step), and 0 at
+// a bound.
 template <typename Part>
 __device__ inline void ssd_steps_store(const SsdGradient &G, const DeltaCall &d, const SsdShared &shared,
-                                       const BlockGates &g, size_t head, const Part &p) {
+                                       const BlockGates &g, float A_log, size_t head, const Part &p) {
     float reads[2] = {}, adds[2] = {}, pairs[2] = {}, dstep[2] = {}, overlap = 0.0f, sums[3] = {}, read[2], added[2];
     for (unsigned e = 0; e < 2; e++) {
         const unsigned i = 2 * p.lane + e;
@@ -179,57 +181,23 @@ __device__ inline void ssd_steps_store(const SsdGradient &G, const DeltaCall &d,
     }
     for (unsigned w = 0; w < GRADIENT_WARPS; w++) overlap += shared.overlaps[w];
     overlap *= decay_to(g, BLOCK - 1);
+    const float A = expf(A_log);
     reads_and_adds(read, added, reads, adds, p.lane);
     for (unsigned e = 0; e < 2; e++) {
         const unsigned i = 2 * p.lane + e;
         if (i >= p.block.rows) continue;
-        const Gate gate = gate_of<true>(d, p.block.row + i, head);
-        const float dlog = pairs[e] + read[e] + added[e] + overlap, ddt = (dstep[e] - gate.A * dlog) * gate.slope;
+        float dlog = pairs[e] + read[e] + added[e] + overlap;
+        float *const so_far = G.steps + ((blockIdx.x * d.HV + head) * BLOCK + i) * 2;
+        if (G.first) dlog += so_far[0], dstep[e] += so_far[1];
+        if (G.first + p.K < G.K) so_far[0] = dlog, so_far[1] = dstep[e];
+        const float step = g.beta[i], slope = step == d.least || step == d.most ? 0.0f : -expm1f(-step);
+        const float ddt = (dstep[e] - A * dlog) * slope;
         G.ddt[(p.block.row + i) * d.stride + head] = store(ddt);
-        sums[0] += dlog * gate.log_decay, sums[1] += shared.dskip[i], sums[2] += ddt;
+        sums[0] += -dlog * fminf(A * step, 1e5f), sums[1] += shared.dbeta[i], sums[2] += ddt;
     }
     for (unsigned s = 0; s < 3; s++) {
         sums[s] = warp_sum(sums[s]);
         if (p.lane == 0) G.lines[(blockIdx.x * 3 + s) * d.HV + head] = sums[s];
-    }
-}
-
-// Adds the pairs' products with q and k to dq and dk. memory: room for the pairs and tiles of q and k
-template <int KP, typename Part>
-__device__ inline void ssd_pair_products(SsdSums<KP> &sums, floatX *memory, const floatX *q, const floatX *k,
-                                         const Part &p) {
-    constexpr unsigned N = KEY_SLICE<KP>, S = KEY_STRIDE<KP>;
-    floatX *const tq = memory + TERMS * PAIR_TILE, *const tk = tq + KEY_TILE<KP>;
-    if (p.pairs)
-        for_pairs<PAIR_COLUMNS>(sums.scores, [&](unsigned i, unsigned j, float a, float b) {
-            split_store_two(memory, PAIR_TILE, (p.row + i) * padded<BLOCK> + p.pair_column + j, a, b);
-        });
-#pragma unroll
-    for (unsigned from = 0; from < KEY_COLUMNS<KP>; from += N) {
-        if (from) __syncthreads();
-        keys_bring<KP>(tq, q, p, from), keys_bring<KP>(tk, k, p, from);
-        fetch_commit();
-        fetch_wait<0>();
-        __syncthreads();
-#pragma unroll 1
-        for (unsigned j = 0; j < BLOCK; j += 16) {
-            OperandB of_q[N / 16], of_k[N / 16];
-#pragma unroll
-            for (unsigned n = 0; n < N; n += 16) {
-                of_q[n / 16] = load_b_rows(tq, S, j, p.group * N + n);
-                of_k[n / 16] = load_b_rows(tk, S, j, p.group * N + n);
-            }
-#pragma unroll
-            for (unsigned t = 0; t < TERMS; t++) {
-                const floatX *const scores = memory + t * PAIR_TILE;
-                if (j >= p.row)
-                    mma_columns<N>(sums.dk + from / 8, load_a_columns(scores, padded<BLOCK>, j, p.row),
-                                   [&](int n) { return of_q[n / 16]; });
-                if (j <= p.row)
-                    mma_columns<N>(sums.dq + from / 8, load_a(scores, padded<BLOCK>, p.row, j),
-                                   [&](int n) { return of_k[n / 16]; });
-            }
-        }
     }
 }
 
@@ -247,67 +215,52 @@ template <int KP, bool PACKED>
 __global__ void __launch_bounds__(GRADIENT_THREADS) ssd_gradient_kernel(SsdGradient G, DeltaCall d, SpanBlocks blocks) {
     DYNAMIC_SHARED(floatX, memory);
     SHARED(SsdShared, shared, 1);
-    const GradientPart<PACKED> p = gradient_part<PACKED>(d, blocks, KP / KEY_COLUMNS<KP>);
-    const floatX *const q = queries_of<true>(d, p.block.row, p.key_head), *const k =
-                                                                              keys_of<true>(d, p.block.row, p.key_head);
+    const GradientMemory m = {(float *)memory, (float *)memory, memory + LANES_BYTES / sizeof(floatX), shared};
+    GradientPart<PACKED> p = gradient_part<PACKED>(d, blocks, KP / KEY_COLUMNS<KP>);
+    p.K = p.K - G.first < KP ? p.K - G.first : KP;
+    const floatX *const q = queries_of<true>(d, p.block.row, p.key_head) + G.first;
+    const floatX *const k = keys_of<true>(d, p.block.row, p.key_head) + G.first;
     const unsigned first = p.key_head * p.group_heads, end = first + p.group_heads;
     const bool steps_warp = p.row == 0 && p.group == COLUMN_GROUPS - 1; // a warp without pairs
-    unsigned next = first, next_v = 0, stage = G.stages - 1;            // next strip to fetch; buffer of this strip
-    const auto bring = [&](unsigned to) {
-        if (next < end) {
-            ssd_strip_bring<KP>(memory + to * SSD_STRIP<KP>, shared->gates + next % 2, G, d, p, next, next_v);
-            next_v += STRIP<KP>;
-            if (next_v >= p.V) next_v = 0, next++;
-        }
-        fetch_commit();
-    };
+    Strips next = {m.strips, first, end, 0, 0, G.stages - 1};
     SsdSums<KP> sums = {};
-    float qk[PAIR_COLUMNS / 8][4] = {};
-    floatX *const tiles = memory + (G.stages - 1) * SSD_STRIP<KP>;
-    keys_bring<KP>(tiles, q, p, 0), keys_bring<KP>(tiles + KEY_TILE<KP>, k, p, 0);
-    fetch_commit();
-    if (G.stages == 2) bring(0);
-    key_pairs<KP>(NULL, qk, tiles, q, k, p);
+    keys_begin<KP, false>(m, next, q, k, G, p);
     for (unsigned head = first; head < end; head++) {
         const BlockGates &g = shared->gates[head % 2];
         SsdResults<KP> r = {};
         floatX *strip = NULL;
         for (unsigned v = 0; v < p.V; v += STRIP<KP>) {
-            stage = G.stages - 1 - stage, strip = memory + stage * SSD_STRIP<KP>;
-            fetch_wait<0>();
-            __syncthreads(); // this strip has arrived, the other place is free
-            bring(G.stages - 1 - stage);
-            if (G.stages == 1) {
-                fetch_wait<0>();
-                __syncthreads();
-            }
+            strip = strips_take<KP>(next, shared, G, p);
             ssd_strip_products<KP>(r, strip, p);
         }
         GradientPart<PACKED> here = p;
         here.lane = computed_here(p.lane);
-        float *const across = (float *)strip;
+        KeyTwos<KP> of_q, of_k;
         __syncthreads(); // from here on the strip holds the pairs
-        if (p.pairs) ssd_pairs(across, shared->dskip, sums.scores, r.dP, qk, g, here);
-        ssd_states<KP>(sums, r, *shared, g, q, k, here);
+        if (p.pairs) ssd_pairs((float *)strip, shared->dbeta, lane_pairs(m.sums, here), r.dP, g, here);
+        const float A_log = load(d.A_log[head]); // loads early, to hide the latency
         __syncthreads();
+        keys_load<KP>(of_q, q, here), keys_load<KP>(of_k, k, here);
         float total[2], column[2] = {};
-        pairs_across(total, across, here, g.beta, column);
+        pairs_across(total, (float *)strip, here, g.beta, column);
         pack_write(shared->totals[threadIdx.x / LANES] + p.lane * 4,
                    Pack<float, 4>{{total[0], total[1], column[0], column[1]}});
+        ssd_states<KP>(sums, r, *shared, g, of_q, of_k, here);
         __syncthreads();
-        if (steps_warp) ssd_steps_store(G, d, *shared, g, head, here);
+        if (steps_warp) ssd_steps_store(G, d, *shared, g, A_log, head, here);
     }
     __syncthreads(); // the pairs are read
-    ssd_pair_products<KP>(sums, memory, q, k, p);
+    pair_products<KP, false>(sums.dq, sums.dk, m.strips, m.sums, q, k, p);
     ssd_keys_store<KP>(G.dx + (q - d.x), sums.dq, p);
     ssd_keys_store<KP>(G.dx + (k - d.x), sums.dk, p);
 }
 
 template <int KP, bool PACKED>
 static void ssd_gradient_of(SsdGradient gradient, const DeltaCall &d, const SpanBlocks &blocks) {
-    gradient.stages = ssd_gradient_fits<KP>(walk_limit(), 2) ? 2 : 1;
-    LAUNCH((ssd_gradient_kernel<KP, PACKED>), dim3(blocks.first[blocks.count], (unsigned)d.HK), GRADIENT_THREADS,
-           ssd_gradient_bytes<KP>(gradient.stages))
+    gradient.stages = ssd_gradient_fits<KP>(walk_limit(), 2) ? 2 : 1, gradient.K = (unsigned)d.K;
+    for (gradient.first = 0; gradient.first < d.K; gradient.first += KP)
+        LAUNCH((ssd_gradient_kernel<KP, PACKED>), dim3(blocks.first[blocks.count], (unsigned)d.HK), GRADIENT_THREADS,
+               ssd_gradient_bytes<KP>(gradient.stages))
     (gradient, d, blocks);
 }
 

@@ -26,27 +26,37 @@ __device__ inline void ssd_factors(BlockFactors *factors, const BlockGates &g) {
     if (i == BLOCK - 1) factors->keep = decay;
 }
 
-// Stores a head's scores, split, from q k^T of rows `row` on. Zeros where a key does not precede.
-__device__ inline void ssd_scores(floatX *tile, const float (*qk)[4], const BlockGates &g, unsigned row) {
-    const unsigned first = row + threadIdx.x % LANES / 4, column = threadIdx.x % 4 * 2;
+// Calls f(n, e, i, j, decays of i and j, j + 1, steps of these) for elements 2 e, 2 e + 1 of the nth of N / 8 C[16,8] with
+// rows `row` and columns `column` on. Decays are 0 where a key does not precede.
+template <unsigned N, typename F>
+__device__ inline void for_decays(const BlockGates &g, unsigned row, unsigned column, unsigned lane, F f) {
     float high[2], low[2];
-    for (unsigned e = 0; e < 2; e++) high[e] = g.high[first + 8 * e], low[e] = g.low[first + 8 * e];
+    for (unsigned e = 0; e < 2; e++) high[e] = g.high[row + lane / 4 + 8 * e], low[e] = g.low[row + lane / 4 + 8 * e];
 #pragma unroll
-    for (unsigned n = 0; n < BLOCK / 8; n++) {
-        const unsigned j = n * 8 + column;
+    for (unsigned n = 0; n < N / 8; n++) {
+        const unsigned j = column + n * 8 + lane % 4 * 2;
         const auto high_j = pack_read<2>(g.high + j), low_j = pack_read<2>(g.low + j), step = pack_read<2>(g.beta + j);
 #pragma unroll
         for (unsigned e = 0; e < 2; e++) {
-            const unsigned i = first + 8 * e;
-            float score[2];
+            const unsigned i = row + lane / 4 + 8 * e;
+            float decay[2];
 #pragma unroll
             for (unsigned c = 0; c < 2; c++) {
                 const float past = (high[e] - high_j.x[c]) + (low[e] - low_j.x[c]); // no decay grows
-                score[c] = j + c <= i ? qk[n][2 * e + c] * step.x[c] * natural_exp(fminf(past, 0.0f)) : 0.0f;
+                decay[c] = j + c <= i ? natural_exp(fminf(past, 0.0f)) : 0.0f;
             }
-            split_store_two(tile, PAIR_TILE, i * padded<BLOCK> + j, score[0], score[1]);
+            f(n, e, i, j, decay, step.x);
         }
     }
+}
+
+// Stores a head's scores, split, from q k^T of rows `row` on.
+__device__ inline void ssd_scores(floatX *tile, const float (*qk)[4], const BlockGates &g, unsigned row) {
+    const auto store_two = [&](unsigned n, unsigned e, unsigned i, unsigned j, const float *decay, const float *step) {
+        split_store_two(tile, PAIR_TILE, i * padded<BLOCK> + j, qk[n][2 * e] * step[0] * decay[0],
+                        qk[n][2 * e + 1] * step[1] * decay[1]);
+    };
+    for_decays<BLOCK>(g, row, 0, threadIdx.x % LANES, store_two);
 }
 
 // Computes the gates, factors and scores of blocks: one thread block per block of tokens and key head, whose product q
@@ -79,35 +89,19 @@ __global__ void __launch_bounds__(DELTA_THREADS_OF_BLOCK)
     }
 }
 
-// ---- shared memory: keys, queries, rows (v or dout), the state and what is added to it (split), factors -------------
-template <int KP, int COLUMNS> struct SsdTiles {
-    static constexpr unsigned STATE = KP * padded<COLUMNS>, KEYS = BLOCK * padded<KP>;
-    floatX *keys, *queries, *rows, *S, *added;
-    TokenFactors *factors;
-};
-template <int KP, int COLUMNS> constexpr size_t ssd_bytes() {
-    typedef SsdTiles<KP, COLUMNS> Tiles;
-    return (2 * Tiles::KEYS + TOKENS_TILE<COLUMNS> + TERMS * (Tiles::STATE + TOKENS_TILE<COLUMNS>)) * sizeof(floatX) +
-           FACTORS * sizeof(TokenFactors);
-}
-static_assert(WALK_MOST_K == GPU_MOST_SSD_STATE && ssd_bytes<WALK_MOST_K, WARP_COLUMNS>() <= 99 << 10);
-
-template <int KP, int COLUMNS> __device__ inline SsdTiles<KP, COLUMNS> ssd_tiles(floatX *memory) {
-    SsdTiles<KP, COLUMNS> tiles;
-    tiles.keys = memory, tiles.queries = tiles.keys + tiles.KEYS, tiles.rows = tiles.queries + tiles.KEYS;
-    tiles.S = tiles.rows + TOKENS_TILE<COLUMNS>, tiles.added = tiles.S + TERMS * tiles.STATE;
-    tiles.factors = (TokenFactors *)(tiles.added + TERMS * TOKENS_TILE<COLUMNS>);
-    return tiles;
-}
-
 // ---- the walks ------------------------------------------------------------------------------------------------------
+constexpr size_t SSD_MOST_BYTES = WalkTiles<GPU_MOST_SSD_STATE, WARP_COLUMNS, true>::BYTES;
+static_assert(2 * WALK_MOST_K == GPU_MOST_SSD_STATE && WalkTiles<WALK_MOST_K, WARP_COLUMNS, true>::BYTES <= 99 << 10);
+static_assert(TERMS == 1 || SSD_MOST_BYTES <= 99 << 10); // fp32: cards with more
+
 // OUT: computes out. Else saves the state before each block in w.states, unless NULL.
 template <int KP, int COLUMNS, bool OUT>
 __global__ void __launch_bounds__(WALK_THREADS<COLUMNS>, WALK_BLOCKS<COLUMNS>)
     ssd_walk_kernel(DeltaWalk w, DeltaPairs p, DeltaCall d, SpanBlocks blocks) {
     constexpr unsigned THREADS = WALK_THREADS<COLUMNS>;
     DYNAMIC_SHARED(floatX, memory);
-    const SsdTiles<KP, COLUMNS> tiles = ssd_tiles<KP, COLUMNS>(memory);
+    constexpr unsigned STEP = WalkTiles<KP, COLUMNS, true>::STEP;
+    const WalkTiles<KP, COLUMNS, true> tiles = walk_tiles<KP, COLUMNS, true>(memory);
     const WalkPlace at = walk_place<true>(d, blocks, COLUMNS, false);
     const size_t place = state_place(d, w, at.span, at.head) + at.first;
     const unsigned columns = w.width - at.first;
@@ -122,7 +116,7 @@ __global__ void __launch_bounds__(WALK_THREADS<COLUMNS>, WALK_BLOCKS<COLUMNS>)
     const auto fetch_rows = [&](unsigned b) {
         if (OUT) rows_fetch<KP, THREADS>(tiles.queries, x_of(b) + at.query, d.channels, rows_of(b), d.K, d.packed);
         rows_fetch<COLUMNS, THREADS>(tiles.rows, x_of(b) + at.value, d.channels, rows_of(b), columns, p.packed_rows);
-        factors_fetch(tiles.factors, p.factors + index_of(b));
+        factors_fetch<STEP>(tiles.factors, p.factors + index_of(b));
         fetch_commit();
     };
     fetch_rows(0);
@@ -138,8 +132,8 @@ __global__ void __launch_bounds__(WALK_THREADS<COLUMNS>, WALK_BLOCKS<COLUMNS>)
         if (!OUT && w.states)
             walk_save<KP, COLUMNS>(w.states + index_of(b) * TERMS * d.K * w.width + at.first, tiles.S, (unsigned)d.K,
                                    (unsigned)d.K, columns, w.width);
-        factors_read(factors, tiles.factors);
-        const float keep = tiles.factors[BLOCK].beta; // BlockFactors.keep
+        factors_read<STEP>(factors, tiles.factors);
+        const float keep = tiles.factors[BLOCK * STEP].beta; // BlockFactors.keep
         if (OUT) walk_read<KP, COLUMNS>(out, tiles.queries, NULL, NULL, tiles.S);
         for_tokens<COLUMNS>(out, factors, [&](unsigned, unsigned to, const TokenFactors &f, float &a, float &b) {
             const Two two = *(const Two *)(tiles.rows + to);
@@ -169,15 +163,13 @@ __global__ void __launch_bounds__(WALK_THREADS<COLUMNS>, WALK_BLOCKS<COLUMNS>)
     ssd_walk_back_kernel(DeltaWalk w, DeltaPairs p, DeltaCall d, SpanBlocks blocks) {
     constexpr unsigned THREADS = WALK_THREADS<COLUMNS>;
     DYNAMIC_SHARED(floatX, memory);
-    const SsdTiles<KP, COLUMNS> tiles = ssd_tiles<KP, COLUMNS>(memory);
+    constexpr unsigned STEP = WalkTiles<KP, COLUMNS, true>::STEP;
+    const WalkTiles<KP, COLUMNS, true> tiles = walk_tiles<KP, COLUMNS, true>(memory);
     const WalkPlace at = walk_place<true>(d, blocks, COLUMNS, true);
-    const size_t place = at.head * d.K * w.width + at.first;
     const unsigned columns = w.width - at.first;
     const float skip = INPUTS ? load(d.D[at.head]) : 0.0f;
     WalkState<KP> dS = {};
-    if (at.number >= w.first_in && at.number < w.last_in)
-        walk_state_read<KP>(dS, w.state_in + place, d.K, columns, w.width);
-    walk_state_store<KP, COLUMNS>(dS, tiles.S);
+    walk_back_begin<KP, COLUMNS>(dS, tiles.S, w, d, at, columns);
     const size_t tokens = at.span.end - at.span.begin;
     // block b counts from the end
     const auto row_of = [&](unsigned b) { return at.span.row + (size_t)(at.count - 1 - b) * BLOCK; };
@@ -189,7 +181,7 @@ __global__ void __launch_bounds__(WALK_THREADS<COLUMNS>, WALK_BLOCKS<COLUMNS>)
                                     d.packed);
         rows_fetch<COLUMNS, THREADS>(tiles.rows, p.dout + (row_of(b) * d.HV + at.head) * d.V + at.first, d.HV * d.V,
                                      rows_of(b), columns, p.packed_rows);
-        factors_fetch(tiles.factors, p.factors + index_of(b));
+        factors_fetch<STEP>(tiles.factors, p.factors + index_of(b));
         fetch_commit();
     };
     fetch_rows(0);
@@ -206,8 +198,8 @@ __global__ void __launch_bounds__(WALK_THREADS<COLUMNS>, WALK_BLOCKS<COLUMNS>)
         if (INPUTS)
             walk_save<KP, COLUMNS>(w.states + index_of(b) * TERMS * d.K * w.width + at.first, tiles.S, (unsigned)d.K,
                                    (unsigned)d.K, columns, w.width);
-        factors_read(factors, tiles.factors);
-        const float keep = tiles.factors[BLOCK].beta; // BlockFactors.keep
+        factors_read<STEP>(factors, tiles.factors);
+        const float keep = tiles.factors[BLOCK * STEP].beta; // BlockFactors.keep
         if (INPUTS) walk_read<KP, COLUMNS>(dv, tiles.keys, NULL, NULL, tiles.S);
         for_tokens<COLUMNS>(dv, factors, [&](unsigned, unsigned to, const TokenFactors &f, float &a, float &b) {
             const Two two = *(const Two *)(tiles.rows + to);
@@ -226,39 +218,24 @@ __global__ void __launch_bounds__(WALK_THREADS<COLUMNS>, WALK_BLOCKS<COLUMNS>)
         walk_state_add<KP, COLUMNS>(dS, tiles.queries, tiles.added);
         walk_state_store<KP, COLUMNS>(dS, tiles.S);
     }
-    if (!w.state_out || at.number) return;
-    if (at.span.begin == at.span.document) // a document's first state is zero, so its gradient is not needed
-        for_walk_state<KP>(dS, [](unsigned, unsigned, float &a, float &b) { a = b = 0.0f; });
-    walk_state_write<KP>(w.state_out + place, dS, d.K, columns, w.width);
+    walk_back_end<KP>(w, dS, d, at, columns);
 }
 
 // w.out: wanted are out, or back dv
-template <int KP, int COLUMNS>
-static void ssd_walk_of(const DeltaWalk &w, const DeltaPairs &p, const DeltaCall &d, const SpanBlocks &blocks,
-                        bool back) {
-    const dim3 grid((unsigned)blocks_for(w.width, COLUMNS), (unsigned)d.HV, blocks.count);
-    constexpr size_t BYTES = ssd_bytes<KP, COLUMNS>();
-    const auto run = [&](auto OUT) {
-        if (back)
-            LAUNCH((ssd_walk_back_kernel<KP, COLUMNS, OUT>), grid, WALK_THREADS<COLUMNS>, BYTES)(w, p, d, blocks);
-        else
-            LAUNCH((ssd_walk_kernel<KP, COLUMNS, OUT>), grid, WALK_THREADS<COLUMNS>, BYTES)(w, p, d, blocks);
-    };
-    if (w.out)
-        run(std::true_type());
-    else
-        run(std::false_type());
-}
-
-// Launches a walk like delta_tiled_walk.
 static void ssd_tiled_walk(const DeltaWalk &w, const DeltaPairs &p, const DeltaCall &d, const SpanBlocks &blocks,
                            bool back) {
-    const size_t wide = blocks_for(w.width, WALK_MOST_COLUMNS) * d.HV * blocks.count;
-    with_walk_size(d.K, [&](auto KP) {
-        if (2 * wide <= multiprocessors() || ssd_bytes<KP, WALK_MOST_COLUMNS>() > walk_limit())
-            ssd_walk_of<KP, WARP_COLUMNS>(w, p, d, blocks, back);
+    with_walk<true>(w, d, blocks, [&](auto KP, auto COLUMNS, dim3 grid) {
+        const auto run = [&](auto OUT) {
+            constexpr size_t BYTES = WalkTiles<KP, COLUMNS, true>::BYTES;
+            if (back)
+                LAUNCH((ssd_walk_back_kernel<KP, COLUMNS, OUT>), grid, WALK_THREADS<COLUMNS>, BYTES)(w, p, d, blocks);
+            else
+                LAUNCH((ssd_walk_kernel<KP, COLUMNS, OUT>), grid, WALK_THREADS<COLUMNS>, BYTES)(w, p, d, blocks);
+        };
+        if (w.out)
+            run(std::true_type());
         else
-            ssd_walk_of<KP, WALK_MOST_COLUMNS>(w, p, d, blocks, back);
+            run(std::false_type());
     });
 }
 
