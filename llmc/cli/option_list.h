@@ -225,7 +225,8 @@ CHOICE(RewardFailure, reward_failure, "reward-failure", "stop", REWARD_FAILURE_S
        "stop|skip", "if a reward command fails: stop the run, or skip groups without rewards and restart the command")
 TEXT(environment_command, "environment-command", NULL, SHORT(ON(TRAIN)) | ON(PLAN), "COMMAND",
      "a program that answers turns; with --rollout in place of reward commands; the shell starts it "
-     "--environment-workers times. It reads the conversation as a JSON object on a line, and answers with {\"messages\", \"reward\", \"done\"}")
+     "--environment-workers times. It reads the conversation as a JSON object on a line, and answers with "
+     "{\"messages\", \"reward\", \"done\"}")
 SIZE(environment_workers, "environment-workers", "1", 1, 64, ON(TRAIN), "N", "processes of --environment-command")
 TEXT(render_command, "render-command", "auto", ON(TRAIN), "COMMAND",
      "renders what an environment adds; auto: python3 data/render.py DATA TOKENIZER, next to this program")

@@ -1,7 +1,7 @@
 /*
 Trajectories: turns of many texts in any number of slots are the turns of each text alone; documents, masks, trees and
 advantages are those of the turns; the loss is that of the same tokens and masks in one document; recorded answers are
-repeated; environments that fail cost a trajectory, or end the run. This program is also the environment and the renderer:
+repeated; environments that fail cost a trajectory, or end the run. This program is also environment and renderer:
 `test_trajectory --environment HOW` and `--render`.
 */
 #include "test/base/child.h"
@@ -14,7 +14,7 @@ repeated; environments that fail cost a trajectory, or end the run. This program
 static char own_path[PATH_MAX]; // of this program
 enum { PROMPTS = 5, LONGEST = 90, NEW = 9, P = 4, G = 5, TURNS = 6, S = 260, V = 64, STEP_TEXTS = P * G };
 
-// ---- the other programs: what they answer follows from the line ------------------------------------------------------
+// ---- the other programs: what they answer follows from the line -----------------------------------------------------
 static uint64_t line_hash(const cJSON *object, const char *key) {
     char *text = cJSON_PrintUnformatted(cJSON_GetObjectItem(object, key));
     const uint64_t hash = random_bits(checksum_of(0, text, strlen(text)), 1, 0);
@@ -311,8 +311,8 @@ TEST(turns_of_texts_alone) {
 }
 
 // ---- losses ---------------------------------------------------------------------------------------------------------
-// Returns the step's loss from log-probabilities of all sequences, as TRL computes it for completions with a mask of tool
-// tokens: a trajectory is one completion, its mask has the drawn tokens. The ratio is exp(logp - old), old = 0.9 logp.
+// Returns the step's loss from log-probabilities of all sequences, as TRL computes it with a mask of tool tokens: a
+// trajectory is one completion, its mask has the drawn tokens. The ratio is exp(logp - old), old = 0.9 logp.
 static double loss_of_completions(const Rolling *r, float *const *logp, ObjectiveKind kind, double low, double high) {
     const Rollout *o = &r->rollout;
     double loss = 0, texts = 0;
