@@ -382,7 +382,8 @@ TEST(weights_are_derivatives) {
         const double Z = objective_normaliser(&o, counts), step = 1e-5;
         double *logp = case_doubles(b.N), *weight = case_doubles(b.N);
         for (size_t t = 0; t < b.N; t++) logp[t] = (double)b.old[t] + 0.1 * test_normal();
-        objective_weights(&o, &b, Z, 0, b.N, logp, weight, DTYPE_FP64);
+        memcpy(weight, logp, b.N * sizeof(double)); // weights take the place of log-probabilities
+        objective_weights(&o, &b, Z, 0, b.N, weight, weight, DTYPE_FP64);
         for (size_t t = 0; t < b.N; t++) {
             double loss[2];
             for (int side = 0; side < 2; side++) {
