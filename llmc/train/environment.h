@@ -356,13 +356,15 @@ static void environment_serve(Rollout *r, int waits) {
     const size_t count = r->settings.environment.workers + 1;
     struct pollfd ends[2 * (ENVIRONMENT_WORKERS + 1)];
     for (int again = 1; again; waits = 0) {
+        int busy = 0;
         for (size_t k = 0; k < count; k++) {
             Exchange *x = &r->agents.exchange[k];
             if (x->text == SIZE_MAX) exchange_next(r, k);
             reward_ends(&x->process, ends + 2 * k);
             if (x->text == SIZE_MAX) ends[2 * k].fd = ends[2 * k + 1].fd = -1;
+            busy |= x->text != SIZE_MAX; // recorded answers may have left nothing to wait for
         }
-        reward_wait(ends, 2 * count, waits ? REWARD_LOOK : 0);
+        reward_wait(ends, 2 * count, waits && busy ? REWARD_LOOK : 0);
         again = 0;
         for (size_t k = 0; k < count; k++) {
             Exchange *x = &r->agents.exchange[k];
