@@ -20,6 +20,7 @@ def main():
     if os.path.basename(command) == "__main__.py" or shutil.which("streambp") == command:
         command = "streambp"
     os.environ["STREAMBP_PREPARE"] = f"{command} prepare"
+    os.environ["STREAMBP_PYTHON"] = sys.executable  # renders the turns of agents
     if arguments[:1] == ["prepare"]:
         return execute(sys.executable, [sys.executable, os.path.join(PACKAGE, "data", "prepare.py"), *arguments[1:]])
     nvidia = importlib.util.find_spec("nvidia")

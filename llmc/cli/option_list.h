@@ -239,9 +239,10 @@ REAL(reward_timeout, "reward-timeout", "60", 0.01, 1e6, ON(TRAIN), "SECONDS",
        "time limit of a reward command for the completions of a step")
 CHOICE(RewardFailure, reward_failure, "reward-failure", "stop", REWARD_FAILURE_STOP, REWARD_FAILURE_SKIP, ON(TRAIN),
        "stop|skip", "if a reward command fails: stop the run, or skip groups without rewards and restart the command")
-TEXT(environment_command, "environment-command", NULL, SHORT(ON(TRAIN)) | ON(PLAN), "COMMAND",
-     "a program that answers the model's turns, in place of reward commands; the shell starts it --environment-workers "
-     "times. It reads the conversation as a JSON object on a line, and answers with {\"messages\", \"reward\", \"done\"}")
+TEXT(environment_command, "environment-command", NULL, ON(TRAIN) | ON(PLAN), "COMMAND",
+     "a program that answers the model's turns, in place of reward commands; the shell starts it "
+     "--environment-workers times. It reads the conversation as a JSON object on a line, and answers with "
+     "{\"messages\", \"reward\", \"done\"}")
 SIZE(environment_workers, "environment-workers", "1", 1, 64, ON(TRAIN), "N", "processes of --environment-command")
 TEXT(render_command, "render-command", "auto", ON(TRAIN), "COMMAND",
      "renders what an environment adds; auto: python3 data/render.py DATA TOKENIZER, next to this program")

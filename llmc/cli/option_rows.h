@@ -274,6 +274,8 @@ static const struct {
     {"reward-funcs,reward-model-name-or-path", "--reward-command starts a program that rewards completions"},
     {"max-prompt-length", "prompts are as long as in --data; --seq-len limits prompt and completion together"},
     {"generation-batch-size,steps-per-generation", "--updates K makes K steps on a rollout of --batch prompts"},
+    {"environment-factory,max-tool-calling-iterations",
+     "--environment-command answers the model's turns, --max-turns limits them"},
     {"use-vllm,vllm-*,use-transformers-*", "--rollout writes completions in this program; leave it out"},
     {"iterative,max-rounds",
      "type: python3 scripts/recipes/inftythink.py rounds QUESTIONS.jsonl ./train sample --model RUN --chat"},

@@ -462,11 +462,14 @@ static double target_slope(const Objective *o, const Batch *batch, size_t t, dou
 static void policy_weights(const Objective *o, const Batch *batch, double Z, size_t begin, size_t n, const void *logp,
                            void *weight, DType type) {
     const size_t *start = batch->document_start;
-    size_t d = last_at_most(start, sizeof(*start), max_size(batch->documents, 1), begin);
+    size_t d = last_at_most(start, sizeof(*start), max_size(batch->documents, 1), begin), known = d;
+    DocumentRatio document = {1, 0};
     for (; d < batch->documents && start[d] < begin + n; d++) {
         const double scale = document_scale(o, batch, Z, d);
-        DocumentRatio document = {1, 0};
-        if (o->kind == OBJECTIVE_GSPO) document = document_ratio_slope(o, batch, d, logp, type);
+        if (o->kind == OBJECTIVE_GSPO && d == known) { // once for a trajectory: weight may be logp
+            document = document_ratio_slope(o, batch, d, logp, type);
+            known = d + batch_whole(batch, d).count;
+        }
         for (size_t t = max_size(start[d], begin); t < min_size(start[d + 1], begin + n); t++) {
             double m = target_weight(batch, t), w = 0;
             if (m != 0) w = m * scale * target_slope(o, batch, t, logp_at(logp, type, t - begin), document);

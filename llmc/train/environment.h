@@ -1,14 +1,14 @@
 /*
-Environments: processes of the user that answer the turns of a trajectory. Each is started once as /bin/sh -c COMMAND, as
-reward commands are (reward.h). A line of JSON for each turn, and one line of answer:
+Environments: processes of the user that answer the turns of a trajectory. Each is started once as /bin/sh -c COMMAND,
+as reward commands are (reward.h). It reads a line of JSON for each turn and answers with one:
 
     {"trajectory": "3-17", "turn": 2, "last": false, "ended": true, "prompt_number": 7, "row": {...}, "messages": [...]}
     {"messages": [{"role": "tool", "content": "..."}], "reward": 0.5, "done": false, "error": false}
 
 `messages` is the whole conversation. A turn of the assistant has its parsed form and, as `raw`, its text. All turns of
-a trajectory go to the same process; after a failure or --resume another process gets them, so an environment that keeps
-state must be able to rebuild it from `messages`. `last`: no turn follows. The answer's messages, of roles tool and user,
-are rendered by data/render.py; `reward` and `error`, a failed call, count for the turn.
+a trajectory go to the same process. After a failure or --resume another process gets them. So an environment that keeps
+state must be able to rebuild it from `messages`. `last`: no turn follows. The answer's messages have role tool or user;
+data/render.py renders them. `reward` and `error`, a failed call, count for the turn.
 
 Answers are recorded in --out (environment.jsonl) until a checkpoint is complete, so that a run that was killed repeats
 them. A process that fails costs its trajectory, or ends the run (--reward-failure).
@@ -356,13 +356,15 @@ static void environment_serve(Rollout *r, int waits) {
     const size_t count = r->settings.environment.workers + 1;
     struct pollfd ends[2 * (ENVIRONMENT_WORKERS + 1)];
     for (int again = 1; again; waits = 0) {
+        int busy = 0;
         for (size_t k = 0; k < count; k++) {
             Exchange *x = &r->agents.exchange[k];
             if (x->text == SIZE_MAX) exchange_next(r, k);
             reward_ends(&x->process, ends + 2 * k);
             if (x->text == SIZE_MAX) ends[2 * k].fd = ends[2 * k + 1].fd = -1;
+            busy |= x->text != SIZE_MAX; // recorded answers may have left nothing to wait for
         }
-        reward_wait(ends, 2 * count, waits ? REWARD_LOOK : 0);
+        reward_wait(ends, 2 * count, waits && busy ? REWARD_LOOK : 0);
         again = 0;
         for (size_t k = 0; k < count; k++) {
             Exchange *x = &r->agents.exchange[k];

@@ -102,10 +102,11 @@ static void environment_from_options(EnvironmentSettings *e, const Run *run, con
     const ssize_t length = readlink("/proc/self/exe", program, sizeof(program) - 1);
     folder_above(data, o->data.path[0]);
     folder_above(home, program);
-    if (length <= 0 || (!*run->tokenizer_path && !text->bytes) || strchr(home, '\'') || strchr(data, '\''))
+    if (length <= 0 || (!*run->tokenizer_path && !text->bytes) || strchr(home, '\'') || strchr(data, '\'') ||
+        strchr(run->tokenizer_path, '\''))
         die_usage("--environment-command: no tokenizer is known to render turns with; give --render-command "
                   "'python3 data/render.py DATA TOKENIZER'");
-    snprintf(render, sizeof(render), "exec python3 '%s/data/render.py' '%s' '%s'", home, data,
+    snprintf(render, sizeof(render), "exec \"${STREAMBP_PYTHON:-python3}\" '%s/data/render.py' '%s' '%s'", home, data,
              text->bytes ? "bytes" : run->tokenizer_path);
     e->render = render;
 }

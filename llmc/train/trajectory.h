@@ -12,8 +12,8 @@ Which texts are written together must not depend on the environment's speed, bec
 differently. So a text goes on at a step that is known beforehand: when a slot is free TURN_STEPS steps after its turn
 ended or later, or when no text is written. The sampler waits for it there.
 
-A trajectory with old paths is several documents, newest path first, which count as one (Batch.trajectory). A drawn token
-is trained once, in the path in which it was drawn; what the environment said is never trained.
+A trajectory with old paths is several documents, newest path first, which count as one (Batch.trajectory). A drawn
+token is trained once, in the path in which it was drawn. What the environment said is never trained.
 */
 #ifndef LLMC_TRAJECTORY_H
 #define LLMC_TRAJECTORY_H
@@ -216,7 +216,7 @@ static void trajectories_pack(Rollout *r) {
     metric_add(&r->metrics, "left_out", (double)(s->prompts - groups), (double)s->prompts);
 }
 
-// Appends path p of a trajectory to a sequence; the path after it was appended before. masked: its tokens have no weight
+// Appends path p of a trajectory to a sequence, after path p + 1. masked: the tokens have no weight
 static void trajectory_add_path(Batch *b, const Trajectory *t, size_t p, size_t text, float reward, int masked) {
     const OldPath *old = p < t->paths ? &t->path[p] : NULL;
     const size_t n = (old ? old->kept + old->tokens : t->tokens) - 1, start = b->N;
@@ -289,8 +289,8 @@ static void trajectories_fill(Rollout *r) {
 }
 
 // ---- the log --------------------------------------------------------------------------------------------------------
-// Writes the members of a trajectory's line: the conversation and its paths, oldest first. A path's ids are whole in the
-// last path; an earlier path begins with the first `kept` ids of the next one, and its ids follow them. `trained`: ranges
+// Writes the members of a trajectory's line: the conversation and its paths, oldest first. The last path has all its
+// ids. An earlier path begins with the first `kept` ids of the next one; its ids follow them. `trained`: ranges
 // [begin, end) of a path that were drawn.
 static void trajectory_json(const Rollout *r, size_t i, JsonOut *json) {
     const Trajectory *t = &r->agents.text[i];

@@ -1,7 +1,7 @@
 /*
 Trajectories: turns of many texts in any number of slots are the turns of each text alone; documents, masks, trees and
 advantages are those of the turns; the loss is that of the same tokens and masks in one document; recorded answers are
-repeated; environments that fail cost a trajectory, or end the run. This program is also the environment and the renderer:
+repeated; environments that fail cost a trajectory, or end the run. This program is also environment and renderer:
 `test_trajectory --environment HOW` and `--render`.
 */
 #include "test/base/child.h"
@@ -14,7 +14,7 @@ repeated; environments that fail cost a trajectory, or end the run. This program
 static char own_path[PATH_MAX]; // of this program
 enum { PROMPTS = 5, LONGEST = 90, NEW = 9, P = 4, G = 5, TURNS = 6, S = 260, V = 64, STEP_TEXTS = P * G };
 
-// ---- the other programs: what they answer follows from the line ------------------------------------------------------
+// ---- the other programs: what they answer follows from the line -----------------------------------------------------
 static uint64_t line_hash(const cJSON *object, const char *key) {
     char *text = cJSON_PrintUnformatted(cJSON_GetObjectItem(object, key));
     const uint64_t hash = random_bits(checksum_of(0, text, strlen(text)), 1, 0);
@@ -311,8 +311,8 @@ TEST(turns_of_texts_alone) {
 }
 
 // ---- losses ---------------------------------------------------------------------------------------------------------
-// Returns the step's loss from log-probabilities of all sequences, as TRL computes it for completions with a mask of tool
-// tokens: a trajectory is one completion, its mask has the drawn tokens. The ratio is exp(logp - old), old = 0.9 logp.
+// Returns the step's loss from log-probabilities of all sequences, as TRL computes it with a mask of tool tokens: a
+// trajectory is one completion, its mask has the drawn tokens. The ratio is exp(logp - old), old = 0.9 logp.
 static double loss_of_completions(const Rolling *r, float *const *logp, ObjectiveKind kind, double low, double high) {
     const Rollout *o = &r->rollout;
     double loss = 0, texts = 0;
@@ -382,7 +382,8 @@ TEST(weights_are_derivatives) {
         const double Z = objective_normaliser(&o, counts), step = 1e-5;
         double *logp = case_doubles(b.N), *weight = case_doubles(b.N);
         for (size_t t = 0; t < b.N; t++) logp[t] = (double)b.old[t] + 0.1 * test_normal();
-        objective_weights(&o, &b, Z, 0, b.N, logp, weight, DTYPE_FP64);
+        memcpy(weight, logp, b.N * sizeof(double)); // weights take the place of log-probabilities
+        objective_weights(&o, &b, Z, 0, b.N, weight, weight, DTYPE_FP64);
         for (size_t t = 0; t < b.N; t++) {
             double loss[2];
             for (int side = 0; side < 2; side++) {
