@@ -116,7 +116,7 @@ CHOICE(Place, inputs, "inputs", "auto", PLACE_AUTO, PLACE_DISK, PASSES, PLACE_WO
        "where layer inputs are stored; seco and spaco: keys, values, their gradients and states")
 SIZE(inputs_every, "inputs-every", "auto", 1, 65536, PASSES, "K",
      "store every K-th layer's input, and recompute the inputs between them in backward; auto: 1 if that fits")
-CHOICE(Place, weights, "weights", "auto", PLACE_AUTO, PLACE_DISK, PASSES | ON(SAMPLE), PLACE_WORDS,
+CHOICE(Place, weights, "weights", "auto", PLACE_AUTO, PLACE_DISK, PASSES | ON(SAMPLE) | ON(LOGPROBS), PLACE_WORDS,
        "where weights are stored; off the device they are loaded layer by layer")
 CHOICE(Place, gradients, "gradients", "auto", PLACE_AUTO, PLACE_DISK, PASSES, PLACE_WORDS, "where gradients are stored")
 CHOICE(Place, optimizer, "optimizer", "auto", PLACE_AUTO, PLACE_DISK, STEPS, PLACE_WORDS,
@@ -126,7 +126,7 @@ CHOICE(WhenUpdated, update, "update", "auto", UPDATE_NOW, UPDATE_AUTO, STEPS, "n
        "optimizer's state overlap it; results are the same bits; auto: if that is faster and fits")
 CHOICE(Place, reference_on, "reference-on", "auto", PLACE_AUTO, PLACE_DISK, STEPS, PLACE_WORDS,
        "where the reference's weights are stored: for kto, or --rollout with --beta, if all weights are trained")
-TEXT(disk, "disk", NULL, SHORT(ON(DOCTOR)) | PASSES | ON(SAMPLE), "DIR",
+TEXT(disk, "disk", NULL, SHORT(ON(DOCTOR)) | PASSES | ON(SAMPLE) | ON(LOGPROBS), "DIR",
      "folder on a local disk for tensors placed on disk; its space is reserved until the run ends")
 CHOICE(Deterministic, deterministic, "deterministic", "on", DETERMINISTIC_ON, DETERMINISTIC_OFF, PASSES, "on|off",
        "off: cuDNN's attention backward adds in any order: faster, but the last bits differ from run to run")
@@ -136,12 +136,12 @@ CHOICE(Moments, moments, "moments", "fp32", MOMENTS_FP32, MOMENTS_INT8, STEPS, "
        "type of AdamW's moments; int8: as in bitsandbytes' AdamW8bit (fp32 for parameters below 4096 elements)")
 CHOICE(MasterWeights, master, "master", "auto", MASTER_AUTO, MASTER_NONE, STEPS, "auto|fp32|none",
        "fp32 master weights for the optimizer; auto: if the weights are bf16")
-BYTES(memory_limit, "memory-limit", "none", 1, 9e18, SHORT(PASSES) | ON(SAMPLE), "BYTES|CARD",
+BYTES(memory_limit, "memory-limit", "none", 1, 9e18, SHORT(PASSES) | ON(SAMPLE) | ON(LOGPROBS), "BYTES|CARD",
       "device memory for the run, such as 40GiB or h100; a card means the memory that it leaves to a program; plan "
       "finds the longest T within it; a run that needs more is refused before it starts")
-BYTES(host_limit, "host-limit", "none", 1, 9e18, PASSES | ON(SAMPLE), "BYTES",
+BYTES(host_limit, "host-limit", "none", 1, 9e18, PASSES | ON(SAMPLE) | ON(LOGPROBS), "BYTES",
       "limit of host memory for tensors placed there, over all ranks of a machine")
-BYTES(disk_limit, "disk-limit", "none", 1, 9e18, PASSES | ON(SAMPLE), "BYTES",
+BYTES(disk_limit, "disk-limit", "none", 1, 9e18, PASSES | ON(SAMPLE) | ON(LOGPROBS), "BYTES",
       "limit of space in --disk, over all ranks of a machine")
 CHOICE(Verb, plan_for, "for", "train", VERB_TRAIN, VERB_LOGPROBS, SHORT(ON(PLAN)), "train|bp|sample|logprobs",
        "plan a training run, one pass, a text, or a forward pass of logprobs; a pass has no optimizer update and needs "

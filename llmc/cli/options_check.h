@@ -195,9 +195,6 @@ static void options_check_objective(const Options *o) {
          "--distill-weight has no meaning with --distill-loss reverse: it has no cross-entropy"},
         {option_given(o, "teacher-top-k") && o->teacher_logprobs,
          "--teacher-top-k has no meaning with --teacher-logprobs, whose file has a number of tokens; leave it out"},
-        {o->objective == OBJECTIVE_DISTILL && o->val_data.count,
-         "--val-data: the teacher's file has the tokens of --data; eval --objective distill checkpoints with a file of "
-         "their data"},
         {o->temperature == 0 && kind & (OF_POLICY | OF(OBJECTIVE_DISTILL)),
          "--temperature 0 has no gradient; give a number above 0"},
         {option_given(o, "epsilon") && o->epsilon > 1e-3 && kind & OF_POLICY,

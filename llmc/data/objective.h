@@ -55,8 +55,9 @@ distill  forward  m ((1 - share) (-logp) + share T^2 KL), where KL is the diverg
                   / s), r and s the others' shares under p and q. At k = V it is the whole divergence; a smaller k gives
                   at most that. T^2 keeps the gradient's size (arXiv 1503.02531, section 2)
          reverse  the policy gradient with the advantage A = log p - logp of the target, which has no gradient: w = -m A
-                  / Z. It is an unbiased estimate of the gradient of the divergence of p from q, for targets that the
-                  policy has drawn (arXiv 2306.13649, on-policy distillation); L = m (logp - log p)
+                  / Z; L = m (logp - log p). For targets that the policy has drawn it is an unbiased estimate of the
+                  gradient of each next token's divergence of p from q, given the earlier tokens (on-policy
+                  distillation, arXiv 2306.13649). What a token does to later tokens is not counted
 
 A log-probability or advantage that is not finite makes the loss NaN (for sft: not finite), and all weights that depend
 on it.

@@ -403,6 +403,10 @@ static DataLoader run_open_data(Run *run, const PathList *paths, Shuffle shuffle
     if (o->objective == OBJECTIVE_DISTILL && !o->teacher_logprobs)
         die_usage("--objective distill needs a teacher's values: type logprobs --model TEACHER --data ... --top-k 64 "
                   "--out FILE, and give --teacher-logprobs FILE");
+    if (o->objective == OBJECTIVE_DISTILL && paths != &o->data)
+        die_usage(
+            "--val-data: the teacher's file has the tokens of --data; eval --objective distill checkpoints with a "
+            "file of their data");
     if (paths == &o->data && o->teacher_logprobs) {
         teacher_open(&run->teacher, o->teacher_logprobs);
         settings.teacher = &run->teacher;

@@ -109,6 +109,10 @@ kl() { # options: the divergence of a student from the teacher, by eval
     json kl
 }
 check 'a student that is the teacher has no divergence' [ "$(kl --init $TINY | awk '{ print ($1 < 1e-8 && $1 > -1e-8) }')" = 1 ]
+for place in host "disk --disk $WORK"; do
+    succeeds logprobs --init $TINY $texts --top-k 8 --weights $place --out "$WORK/placed.teacher" --overwrite --quiet
+    check "weights in place $place give the same bits" cmp -s "$WORK/placed.teacher" "$WORK/t.teacher"
+done
 small=$(kl $student)
 written=$WORK/all.teacher distill="--objective distill --teacher-logprobs $WORK/all.teacher"
 succeeds logprobs --init $TINY $texts --top-k 96 --out "$written" --quiet
