@@ -144,8 +144,8 @@ BYTES(host_limit, "host-limit", "none", 1, 9e18, PASSES | ON(SAMPLE) | ON(LOGPRO
 BYTES(disk_limit, "disk-limit", "none", 1, 9e18, PASSES | ON(SAMPLE) | ON(LOGPROBS), "BYTES",
       "limit of space in --disk, over all ranks of a machine")
 CHOICE(Verb, plan_for, "for", "train", VERB_TRAIN, VERB_LOGPROBS, SHORT(ON(PLAN)), "train|bp|sample|logprobs",
-       "plan a training run, one pass, a text, or a forward pass of logprobs; a pass has no optimizer update and needs "
-       "far less; a text has --max-context tokens")
+       "plan a training run, one pass, a text or logprobs; a pass has no optimizer update and needs far less; a text "
+       "has --max-context tokens; logprobs has forward passes")
 
 SECTION("Many processes")
 SIZE(zero, "zero", "0", 0, 3, SHORT(STEPS) | LOSSES, "0|1|2|3",
@@ -212,15 +212,20 @@ FLAG(any_reference, "any-reference", LOSSES,
 TEXT(teacher_logprobs, "teacher-logprobs", NULL, LOSSES, "FILE",
      "distill: the teacher's likeliest tokens of --data, written by logprobs --top-k")
 TEXT(teacher, "teacher", NULL, LOSSES, "PATH",
-     "distill: not in this version: a teacher runs before the student (logprobs --top-k, then --teacher-logprobs)")
+     "distill: a teacher that runs with the student, a forward pass for each micro-batch; first takes the memory that "
+     "it needs")
+CHOICE(BaseWeights, teacher_base, "teacher-base", "auto", BASE_AUTO, BASE_FP8, LOSSES, "auto|none|nf4|fp4|mxfp4|fp8",
+       "as --base, for --teacher")
+CHOICE(Place, teacher_on, "teacher-on", "auto", PLACE_AUTO, PLACE_DISK, LOSSES, PLACE_WORDS,
+       "where the weights of --teacher are stored")
 CHOICE(DistillLoss, distill_loss, "distill-loss", "forward", DISTILL_FORWARD, DISTILL_REVERSE, LOSSES,
        "forward|reverse",
        "distill; forward: divergence from the teacher over its likeliest tokens and all others as one; reverse: policy "
        "gradient by the target's log-probability under the teacher, for texts that the student wrote")
 REAL(distill_weight, "distill-weight", "1", 0, 1, LOSSES, "X",
      "distill, forward: weight of the divergence; cross-entropy of the targets has the rest")
-SIZE(teacher_top_k, "teacher-top-k", "64", 1, MOST_TOKENS, ON(PLAN) | ON(BP), "K",
-     "distill, forward, without a file: likeliest tokens of the planned teacher")
+SIZE(teacher_top_k, "teacher-top-k", "64", 1, MOST_TOKENS, LOSSES, "K",
+     "distill, forward, without a file: likeliest tokens of the teacher")
 
 SECTION("Rollout")
 FLAG(rollout, "rollout", SHORT(ON(TRAIN)) | STEPS,
