@@ -3,11 +3,11 @@ Objectives as weights per token. For every objective here
 
     dL/dlogits[t] = w[t]/tau * (onehot(target) - softmax(logits/tau)) with w[t] = dL/dlogp[t]
 
-(distill adds a divergence), so an objective maps log-probabilities of the targets (and other fields of a batch) to the loss and w. Below, logp, ref
-and old are the log-probabilities of target t under the policy (its logits/tau), the reference and the policy that wrote
-the completion; m is its loss weight, 0 if masked; sums, means and counts over t run over a document's targets, each
-weighted by m; sigma is the logistic function; Z is objective_normaliser of the whole accumulated batch. TRL is Hugging
-Face's library, version 1.16.
+(distill adds a divergence), so an objective maps log-probabilities of the targets (and other fields of a batch) to the
+loss and w. Below, logp, ref and old are the log-probabilities of target t under the policy (its logits/tau), the
+reference and the policy that wrote the completion; m is its loss weight, 0 if masked; sums, means and counts over t run
+over a document's targets, each weighted by m; sigma is the logistic function; Z is objective_normaliser of the whole
+accumulated batch. TRL is Hugging Face's library, version 1.16.
 
 sft    L = -sum_t m logp / Z, Z = targets
 
