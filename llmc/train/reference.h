@@ -289,30 +289,26 @@ static Options live_options(const Options *student, size_t ids) {
     o.inputs = o.gradients = o.optimizer = o.reference_on = PLACE_AUTO;
     o.keep.word = KEEP_NONE, o.keep.layers = 0, o.keep_on.word = PLACE_AUTO, o.keep_on.layers = 0;
     o.router_aux_loss = NAN, o.router_z_loss = o.router_bias_update = 0;
-    o.share_prefixes = SHARE_PREFIXES_OFF;
+    o.share_prefixes = SHARE_PREFIXES_OFF, o.given[option_find("keep-chunks")] = 0;
     o.top_k = student->distill_loss == DISTILL_FORWARD ? student->teacher_top_k : 0, o.vocabulary = ids;
     return o;
 }
 
-// Opens, allocates and loads the teacher, if there is one. Call before run_allocate of the student, whose limits in `o`
-// shrink by what the teacher takes. data: NULL or without shards for random tokens
-static void live_begin(Run *run, Options *o, const DataLoader *data, SequenceBound bound) {
+// Opens, allocates and loads the teacher, if there is one. Call before run_allocate of the student, which plans with the
+// memory that is left. data: NULL for random tokens
+static void live_begin(Run *run, const Options *o, const DataLoader *data, SequenceBound bound) {
     if (!o->teacher) return;
     LiveTeacher *live = (LiveTeacher *)checked_calloc(1, sizeof(*live), "a teacher");
     live->options = live_options(o, run->model.config.vocab_size);
     run_open(&live->run, &live->options, NULL);
     run_find_tokenizer(&live->run);
     const char *path = live->run.tokenizer_path;
-    if (data && data->shards && *path && !o->any_tokenizer &&
-        tokenizer_fingerprint(path) != data->shard[0].header.tokenizer)
+    if (data && *path && !o->any_tokenizer && tokenizer_fingerprint(path) != data->shard[0].header.tokenizer)
         die_usage("--teacher %s: its tokenizer %s is not that of --data; give a teacher with the student's tokenizer, "
                   "or --any-tokenizer if its pieces are the same",
                   o->teacher, path);
     run_allocate(&live->run, bound);
     run_load_weights(&live->run);
-    const size_t device = live->run.plan.total_bytes, host = live->run.plan.host_bytes;
-    if (o->memory_limit) o->memory_limit -= min_size(device, o->memory_limit - 1);
-    if (o->host_limit) o->host_limit -= min_size(host, o->host_limit - 1);
     if (o->verb == VERB_TRAIN) run->teacher.header.model_key = run_model_key(&live->run, 0);
     run->live = &live->run;
 }
