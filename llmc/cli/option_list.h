@@ -119,7 +119,7 @@ CHOICE(Place, inputs, "inputs", "auto", PLACE_AUTO, PLACE_DISK, PASSES, PLACE_WO
        "where layer inputs are stored; seco and spaco: keys, values, their gradients and states")
 SIZE(inputs_every, "inputs-every", "auto", 1, 65536, PASSES, "K",
      "store every K-th layer's input, and recompute the inputs between them in backward; auto: 1 if that fits")
-CHOICE(Place, weights, "weights", "auto", PLACE_AUTO, PLACE_DISK, PASSES | ON(SAMPLE), PLACE_WORDS,
+CHOICE(Place, weights, "weights", "auto", PLACE_AUTO, PLACE_DISK, PASSES | ON(SAMPLE) | ON(LOGPROBS), PLACE_WORDS,
        "where weights are stored; off the device they are loaded layer by layer")
 CHOICE(Place, gradients, "gradients", "auto", PLACE_AUTO, PLACE_DISK, PASSES, PLACE_WORDS, "where gradients are stored")
 CHOICE(Place, optimizer, "optimizer", "auto", PLACE_AUTO, PLACE_DISK, STEPS, PLACE_WORDS,
@@ -129,7 +129,7 @@ CHOICE(WhenUpdated, update, "update", "auto", UPDATE_NOW, UPDATE_AUTO, STEPS, "n
        "optimizer's state overlap it; results are the same bits; auto: if that is faster and fits")
 CHOICE(Place, reference_on, "reference-on", "auto", PLACE_AUTO, PLACE_DISK, STEPS, PLACE_WORDS,
        "where the reference's weights are stored: for kto, or --rollout with --beta, if all weights are trained")
-TEXT(disk, "disk", NULL, SHORT(ON(DOCTOR)) | PASSES | ON(SAMPLE), "DIR",
+TEXT(disk, "disk", NULL, SHORT(ON(DOCTOR)) | PASSES | ON(SAMPLE) | ON(LOGPROBS), "DIR",
      "folder on a local disk for tensors placed on disk; its space is reserved until the run ends")
 CHOICE(Deterministic, deterministic, "deterministic", "on", DETERMINISTIC_ON, DETERMINISTIC_OFF, PASSES, "on|off",
        "off: cuDNN's attention backward adds in any order: faster, but the last bits differ from run to run")
@@ -139,16 +139,16 @@ CHOICE(Moments, moments, "moments", "fp32", MOMENTS_FP32, MOMENTS_INT8, STEPS, "
        "type of AdamW's moments; int8: as in bitsandbytes' AdamW8bit (fp32 for parameters below 4096 elements)")
 CHOICE(MasterWeights, master, "master", "auto", MASTER_AUTO, MASTER_NONE, STEPS, "auto|fp32|none",
        "fp32 master weights for the optimizer; auto: if the weights are bf16")
-BYTES(memory_limit, "memory-limit", "none", 1, 9e18, SHORT(PASSES) | ON(SAMPLE), "BYTES|CARD",
+BYTES(memory_limit, "memory-limit", "none", 1, 9e18, SHORT(PASSES) | ON(SAMPLE) | ON(LOGPROBS), "BYTES|CARD",
       "device memory for the run, such as 40GiB or h100; a card means the memory that it leaves to a program; plan "
       "finds the longest T within it; a run that needs more is refused before it starts")
-BYTES(host_limit, "host-limit", "none", 1, 9e18, PASSES | ON(SAMPLE), "BYTES",
+BYTES(host_limit, "host-limit", "none", 1, 9e18, PASSES | ON(SAMPLE) | ON(LOGPROBS), "BYTES",
       "limit of host memory for tensors placed there, over all ranks of a machine")
-BYTES(disk_limit, "disk-limit", "none", 1, 9e18, PASSES | ON(SAMPLE), "BYTES",
+BYTES(disk_limit, "disk-limit", "none", 1, 9e18, PASSES | ON(SAMPLE) | ON(LOGPROBS), "BYTES",
       "limit of space in --disk, over all ranks of a machine")
 CHOICE(Verb, plan_for, "for", "train", VERB_TRAIN, VERB_LOGPROBS, SHORT(ON(PLAN)), "train|bp|sample|logprobs",
-       "plan a training run, one pass, a text, or a forward pass of logprobs; a pass has no optimizer update and needs "
-       "far less; a text has --max-context tokens")
+       "plan a training run, one pass, a text or logprobs; a pass has no optimizer update and needs far less; a text "
+       "has --max-context tokens; logprobs has forward passes")
 
 SECTION("Many processes")
 SIZE(zero, "zero", "0", 0, 3, SHORT(STEPS) | LOSSES, "0|1|2|3",
@@ -215,15 +215,20 @@ FLAG(any_reference, "any-reference", LOSSES,
 TEXT(teacher_logprobs, "teacher-logprobs", NULL, LOSSES, "FILE",
      "distill: the teacher's likeliest tokens of --data, written by logprobs --top-k")
 TEXT(teacher, "teacher", NULL, LOSSES, "PATH",
-     "distill: not in this version: a teacher runs before the student (logprobs --top-k, then --teacher-logprobs)")
+     "distill: a teacher that runs with the student, a forward pass for each micro-batch; first takes the memory that "
+     "it needs")
+CHOICE(BaseWeights, teacher_base, "teacher-base", "auto", BASE_AUTO, BASE_FP8, LOSSES, "auto|none|nf4|fp4|mxfp4|fp8",
+       "as --base, for --teacher")
+CHOICE(Place, teacher_on, "teacher-on", "auto", PLACE_AUTO, PLACE_DISK, LOSSES, PLACE_WORDS,
+       "where the weights of --teacher are stored")
 CHOICE(DistillLoss, distill_loss, "distill-loss", "forward", DISTILL_FORWARD, DISTILL_REVERSE, LOSSES,
        "forward|reverse",
        "distill; forward: divergence from the teacher over its likeliest tokens and all others as one; reverse: policy "
        "gradient by the target's log-probability under the teacher, for texts that the student wrote")
 REAL(distill_weight, "distill-weight", "1", 0, 1, LOSSES, "X",
      "distill, forward: weight of the divergence; cross-entropy of the targets has the rest")
-SIZE(teacher_top_k, "teacher-top-k", "64", 1, MOST_TOKENS, ON(PLAN) | ON(BP), "K",
-     "distill, forward, without a file: likeliest tokens of the planned teacher")
+SIZE(teacher_top_k, "teacher-top-k", "64", 1, MOST_TOKENS, LOSSES, "K",
+     "distill, forward, without a file: likeliest tokens of the teacher")
 
 SECTION("Rollout")
 FLAG(rollout, "rollout", SHORT(ON(TRAIN)) | STEPS,

@@ -335,6 +335,8 @@ static const struct {
     {"rollout", OF_GROUPS},
     {"teacher-logprobs", OF(OBJECTIVE_DISTILL)},
     {"teacher", OF(OBJECTIVE_DISTILL)},
+    {"teacher-base", OF(OBJECTIVE_DISTILL)},
+    {"teacher-on", OF(OBJECTIVE_DISTILL)},
     {"distill-loss", OF(OBJECTIVE_DISTILL)},
     {"distill-weight", OF(OBJECTIVE_DISTILL)},
     {"teacher-top-k", OF(OBJECTIVE_DISTILL)},
@@ -378,6 +380,8 @@ static const struct {
     {"lora-rank-pattern", "lora-rank"},
     {"lora-alpha-pattern", "lora-rank"},
     {"vocabulary", "top-k"},
+    {"teacher-base", "teacher"},
+    {"teacher-on", "teacher"},
 };
 #define OF_OPTIONS (sizeof(of_options) / sizeof(of_options[0]))
 

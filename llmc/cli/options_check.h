@@ -67,8 +67,8 @@ static void options_check_files(const Options *o) {
     const int prompts = one + (o->prompts != NULL);
     const int needs_data = train || verb == VERB_EVAL || verb == VERB_LOGPROBS;
     const int on_disk = o->inputs == PLACE_DISK || o->weights == PLACE_DISK || o->gradients == PLACE_DISK ||
-                        o->optimizer == PLACE_DISK || o->keep_on.word == PLACE_DISK || o->reference_on == PLACE_DISK ||
-                        o->context_on == PLACE_DISK;
+                        o->optimizer == PLACE_DISK || o->teacher_on == PLACE_DISK || o->keep_on.word == PLACE_DISK ||
+                        o->reference_on == PLACE_DISK || o->context_on == PLACE_DISK;
     const OptionRule rules[] = {
         {on_disk && !o->disk && verb != VERB_PLAN, "an option places tensors on disk: give --disk FOLDER"},
         {o->disk_limit && !o->disk && verb != VERB_PLAN,
@@ -199,11 +199,10 @@ static void options_check_objective(const Options *o) {
          "--beta 0 leaves nothing of the objective; give a number above 0"},
         {option_given(o, "distill-weight") && o->distill_loss == DISTILL_REVERSE,
          "--distill-weight has no meaning with --distill-loss reverse: it has no cross-entropy"},
+        {o->teacher && o->teacher_logprobs,
+         "--teacher and --teacher-logprobs exclude each other: a teacher runs with the student, or has written a file"},
         {option_given(o, "teacher-top-k") && o->teacher_logprobs,
          "--teacher-top-k has no meaning with --teacher-logprobs, whose file has a number of tokens; leave it out"},
-        {o->objective == OBJECTIVE_DISTILL && o->val_data.count,
-         "--val-data: the teacher's file has the tokens of --data; eval --objective distill checkpoints with a file of "
-         "their data"},
         {o->temperature == 0 && kind & (OF_POLICY | OF(OBJECTIVE_DISTILL)),
          "--temperature 0 has no gradient; give a number above 0"},
         {option_given(o, "epsilon") && o->epsilon > 1e-3 && kind & OF_POLICY,

@@ -214,9 +214,9 @@ static Batch dataloader_batch(const DataLoader *d) {
         return batch;
     }
     if (objective == OBJECTIVE_DISTILL) {
-        if (objective_needs_top(s->objective))
+        if (objective_needs_top(s->objective) && s->teacher)
             batch.teacher = teacher_allocate(d->bound.N, s->teacher->header.k);
-        else
+        else if (!objective_needs_top(s->objective))
             batch.reference = (float *)checked_calloc(d->bound.N, sizeof(float), "the teacher of a batch");
         return batch;
     }

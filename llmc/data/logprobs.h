@@ -141,19 +141,20 @@ static void logprobs_commit(LogprobWriter *w, size_t targets) {
 // Checks every field, although the checksum is right: another program may have written the file.
 static void logprobs_check_header(const LogprobHeader *h, const char *path) {
     static const unsigned char zeros[sizeof(h->zeros)] = {0};
-    const char *fault = h->tokens > h->begin.bytes || h->begin.bytes != logprobs_place(h, h->tokens)
-                            ? "number of tokens"
-                        : h->documents < 1 || h->documents > h->tokens / 2   ? "number of documents"
-                        : h->targets > h->tokens - h->documents              ? "number of log-probabilities"
-                        : h->cut > DOCUMENTS_TRUNCATED                       ? "kind of cut of documents"
-                        : (h->cut == DOCUMENTS_WHOLE) != (h->seq_len == 0)   ? "length of cut documents"
-                        : h->dtype > DTYPE_FP64                              ? "element type"
-                        : !(h->temperature > 0) || !isfinite(h->temperature) ? "temperature"
-                        : !memchr(h->model, 0, sizeof(h->model))             ? "name of the model"
-                        : h->k > h->vocabulary || h->vocabulary > INT32_MAX  ? "vocabulary"
-                        : h->complete > 1                                    ? "mark of a finished file"
-                        : memcmp(h->zeros, zeros, sizeof(zeros)) != 0        ? "rest, which must be zeros,"
-                                                                             : NULL;
+    const char *fault =
+        h->tokens > h->begin.bytes || h->begin.bytes != logprobs_place(h, h->tokens)    ? "number of tokens"
+        : h->documents < 1 || h->documents > h->tokens / 2                              ? "number of documents"
+        : h->targets > h->tokens - h->documents                                         ? "number of log-probabilities"
+        : h->cut > DOCUMENTS_TRUNCATED                                                  ? "kind of cut of documents"
+        : (h->cut == DOCUMENTS_WHOLE) != (h->seq_len == 0)                              ? "length of cut documents"
+        : h->dtype > DTYPE_FP64                                                         ? "element type"
+        : !(h->temperature > 0) || !isfinite(h->temperature)                            ? "temperature"
+        : !memchr(h->model, 0, sizeof(h->model))                                        ? "name of the model"
+        : h->k > h->vocabulary || h->vocabulary > INT32_MAX                             ? "vocabulary"
+        : h->complete > 1                                                               ? "mark of a finished file"
+        : !h->k && (h->complete || h->vocabulary || h->done || h->order || h->sum != 0) ? "rest, which must be zeros,"
+        : memcmp(h->zeros, zeros, sizeof(zeros)) != 0                                   ? "rest, which must be zeros,"
+                                                                                        : NULL;
     if (fault) die("%s: the %s in its header is invalid; " LOGPROBS_AGAIN, path, fault);
 }
 

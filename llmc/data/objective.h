@@ -3,11 +3,11 @@ Objectives as weights per token. For every objective here
 
     dL/dlogits[t] = w[t]/tau * (onehot(target) - softmax(logits/tau)) with w[t] = dL/dlogp[t]
 
-(distill adds a divergence), so an objective maps log-probabilities of the targets (and other fields of a batch) to the loss and w. Below, logp, ref
-and old are the log-probabilities of target t under the policy (its logits/tau), the reference and the policy that wrote
-the completion; m is its loss weight, 0 if masked; sums, means and counts over t run over a document's targets, each
-weighted by m; sigma is the logistic function; Z is objective_normaliser of the whole accumulated batch. TRL is Hugging
-Face's library, version 1.16.
+(distill adds a divergence), so an objective maps log-probabilities of the targets (and other fields of a batch) to the
+loss and w. Below, logp, ref and old are the log-probabilities of target t under the policy (its logits/tau), the
+reference and the policy that wrote the completion; m is its loss weight, 0 if masked; sums, means and counts over t run
+over a document's targets, each weighted by m; sigma is the logistic function; Z is objective_normaliser of the whole
+accumulated batch. TRL is Hugging Face's library, version 1.16.
 
 sft    L = -sum_t m logp / Z, Z = targets
 
@@ -56,8 +56,9 @@ distill  forward  m ((1 - share) (-logp) + share T^2 KL), where KL is the diverg
                   / s), r and s the others' shares under p and q. At k = V it is the whole divergence; a smaller k gives
                   at most that. T^2 keeps the gradient's size (arXiv 1503.02531, section 2)
          reverse  the policy gradient with the advantage A = log p - logp of the target, which has no gradient: w = -m A
-                  / Z. It is an unbiased estimate of the gradient of the divergence of p from q, for targets that the
-                  policy has drawn (arXiv 2306.13649, on-policy distillation); L = m (logp - log p)
+                  / Z; L = m (logp - log p). For targets that the policy has drawn it is an unbiased estimate of the
+                  gradient of each next token's divergence of p from q, given the earlier tokens (on-policy
+                  distillation, arXiv 2306.13649). What a token does to later tokens is not counted
 
 A log-probability or advantage that is not finite makes the loss NaN (for sft: not finite), and all weights that depend
 on it.

@@ -647,21 +647,21 @@ OP(void, logprob, (Summed *logp, Summed *entropy, Stored *logits, const int32_t 
    TENSOR(logp, n, SUMMED) TENSOR(entropy, n, SUMMED) TENSOR(logits, strided(n, V, stride), STORED)
    TENSOR(targets, n, sizeof(int32_t)) TENSOR(weight, n, SUMMED) COUNT(dry_move((weight ? 3 : 1) * n * V, STORED)))
 
-// The likeliest tokens of a teacher. top[n,k]: ids of the k highest of logits[n,V], ascending; of equal logits the lower
-// ids. top_logp[n,k] = log softmax(z) at these ids, tail[n] = the sum of softmax(z) over all other ids (0 if k = V); z as
-// `temperature` says. Rows with target < 0 get zeros. Rows of logits are `stride` >= V elements apart; k <= V
+// The likeliest tokens of a teacher. top[n,k]: ids of the k highest of logits[n,V], ascending; of equal logits the
+// lower ids. top_logp[n,k] = log softmax(z) at these ids, tail[n] = the sum of softmax(z) over all other ids (0 if k =
+// V); z as `temperature` says. Rows with target < 0 get zeros. Rows of logits are `stride` >= V elements apart; k <= V
 OP(void, likeliest, (int32_t *top, Summed *top_logp, Summed *tail, const Stored *logits, const int32_t *targets,
                      size_t n, size_t V, size_t k, size_t stride, Temperature temperature),
    (top, top_logp, tail, logits, targets, n, V, k, stride, temperature),
    TENSOR(top, n * k, sizeof(int32_t)) TENSOR(top_logp, n * k, SUMMED) TENSOR(tail, n, SUMMED)
    TENSOR(logits, strided(n, V, stride), STORED) TENSOR(targets, n, sizeof(int32_t)) COUNT(dry_move(3 * n * V, STORED)))
 // A student's divergence from a teacher with probabilities p = exp(top_logp[n,k]) at distinct ids top[n,k], ascending,
-// and tail[n] at all other ids together. z of logits[n,V] as how.temperature says, T = how.softness, q = softmax(z / T):
+// and tail[n] at all other ids together. z of logits[n,V] as how.temperature says, T = how.softness, q = softmax(z/T):
 //     divergence[n] = sum_j p_j (log p_j - log q_j) + tail (log tail - log(1 - sum_j q_j))
 //     logp[n] = log softmax(z)[target]
-// Terms with p_j or tail 0 are 0. Both are 0 where target < 0. With weight[n] the logits are overwritten by the gradient
-// of weight ((1 - how.share) logp - how.share T^2 divergence). With weight NULL they are unchanged afterwards, but not
-// read-only. Gaps between rows are neither read nor written. scratch[n,k]
+// Terms with p_j or tail 0 are 0. Both are 0 where target < 0. With weight[n] the logits are overwritten by the
+// gradient of weight ((1 - how.share) logp - how.share T^2 divergence). With weight NULL they are unchanged afterwards,
+// but not read-only. Gaps between rows are neither read nor written. scratch[n,k]
 OP(void, distill, (Summed *logp, Summed *divergence, Stored *logits, const int32_t *targets, const int32_t *top,
                    const Summed *top_logp, const Summed *tail, const Summed *weight, size_t n, size_t V, size_t k,
                    size_t stride, Distillation how, Summed *scratch),

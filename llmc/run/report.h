@@ -230,6 +230,11 @@ static void report_reference(const Run *run) {
     FILE *out = run->text;
     if (run->settings.objective.kind == OBJECTIVE_DISTILL) {
         if (o->teacher_logprobs) fprintf(out, "teacher  %s, of %s\n", o->teacher_logprobs, run->teacher.header.model);
+        const Plan *plan = run->live ? &run->live->plan : NULL;
+        if (plan)
+            fprintf(out, "teacher  %s: %s on the device, %s in host memory, %s on disk; read once a micro-batch\n",
+                    o->teacher, human_bytes((double)plan->total_bytes), human_bytes((double)plan->host_bytes),
+                    human_bytes((double)plan->disk_bytes));
     } else if (!objective_needs_reference(&run->settings.objective)) {
         if (objective_is_of_policy(&run->settings.objective)) fputs("reference  none (--beta 0)\n", out);
     } else if (o->reference_logprobs) {

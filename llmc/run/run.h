@@ -25,7 +25,7 @@ After that nothing is allocated. run_close ends it.
 
 #define SHORT_EPOCH 10 // steps of a short epoch
 
-typedef struct {
+typedef struct Run {
     const Options *options;
     FILE *text; // stream for people: stdout, or stderr if stdout is JSON; discards on ranks other than the main one
     size_t memory_at_start;
@@ -62,6 +62,7 @@ typedef struct {
     StorageErrors errors;       // errors of matrices quantised at load
     LogprobFile reference, old; // log-probabilities of --data, if files are named
     LogprobFile teacher;        // of objective distill
+    struct Run *live;           // a teacher that runs with the student (reference.h); NULL: none
     Batch mismatched;           // kto: mismatched documents of the micro-batch (batch_mismatch)
     double *document_reference; // [documents] the reference's log-probability of each document of `mismatched`; or NULL
     int kl_told;
@@ -400,9 +401,13 @@ static DataLoader run_open_data(Run *run, const PathList *paths, Shuffle shuffle
         logprobs_open(&run->old, o->old_logprobs);
         settings.old = &run->old;
     }
-    if (o->objective == OBJECTIVE_DISTILL && !o->teacher_logprobs)
+    if (o->objective == OBJECTIVE_DISTILL && !o->teacher_logprobs && !o->teacher)
         die_usage("--objective distill needs a teacher's values: type logprobs --model TEACHER --data ... --top-k 64 "
-                  "--out FILE, and give --teacher-logprobs FILE");
+                  "--out FILE, and give --teacher-logprobs FILE; or give --teacher PATH");
+    if (o->teacher_logprobs && paths != &o->data)
+        die_usage(
+            "--val-data: the teacher's file has the tokens of --data; eval --objective distill checkpoints with a "
+            "file of their data");
     if (paths == &o->data && o->teacher_logprobs) {
         teacher_open(&run->teacher, o->teacher_logprobs);
         settings.teacher = &run->teacher;
@@ -500,6 +505,7 @@ static void run_load_weights(Run *run) {
 }
 
 static void run_close(Run *run) {
+    if (run->live) run_close(run->live), free(run->live);
     run_end(&run->streambp);
     if (run->memory) ops_device->release(run->memory, run->plan.total_bytes);
     if (run->host_memory) ops_device->host_release(run->host_memory, run->plan.arena[PLACE_HOST].peak);
@@ -520,7 +526,8 @@ static const Model *run_trained(const Run *run) { return trained_table(&run->str
 static double layer_passes(const Run *run, size_t micro_batches) {
     const size_t passes = 1 + LAYER_BACKWARD_PARTS + (run->settings.reference != REFERENCE_NOT_COMPUTED) +
                           2 * objective_needs_mismatched(&run->settings.objective);
-    return (double)(run->model.config.num_hidden_layers * passes * micro_batches);
+    const size_t live = run->live ? run->live->model.config.num_hidden_layers : 0;
+    return (double)((run->model.config.num_hidden_layers * passes + live) * micro_batches);
 }
 
 // ---- the peak rate of this machine's matrix product, measured ------------------------------------------------------

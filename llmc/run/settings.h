@@ -286,10 +286,11 @@ static size_t slots_from_options(const Options *o, const RunSettings *settings, 
 // Sets the likeliest tokens of a teacher: those that a student reads (distill), or those that logprobs finds.
 static void settings_add_teacher(RunSettings *settings, const Options *o) {
     const size_t ids = settings->model->config.vocab_size;
-    if (o->teacher)
-        die_usage("--teacher: a teacher does not run with its student; type logprobs --model %s --top-k 64 --out FILE "
-                  "with this --data, then train with --teacher-logprobs FILE",
+    if (o->teacher && o->verb == VERB_PLAN)
+        die_usage("--teacher: plan the teacher by plan --for logprobs --model %s, and the student without --teacher, "
+                  "with the memory that is left as --memory-limit",
                   o->teacher);
+    if (o->teacher && !o->sp) die_usage("--teacher: not with --sp auto; give --sp S, or --teacher-logprobs FILE");
     if (objective_needs_top(&settings->objective)) settings->teacher_k = min_size(o->teacher_top_k, ids);
     if (objective_needs_top(&settings->objective) && o->teacher_logprobs) {
         LogprobFile file;

@@ -10,6 +10,7 @@ key of the reference, by which the file is found.
 #include "llmc/data/logprobs.h"
 #include "llmc/data/teacher.h"
 #include "llmc/base/progress.h"
+#include "llmc/run/allocate.h"
 #include "llmc/run/run.h"
 #include "llmc/plan/flops.h"
 #include "run_state.h"
@@ -271,6 +272,59 @@ static void reference_check(const Run *run, const DataLoader *data, uint64_t key
     if (old) logprobs_check(old, &wanted, data->shard[0].header.path);
 }
 
+// ---- a teacher that runs with its student (--teacher) --------------------------------------------------------------
+// A second run with options, plan and memory of its own: the verb logprobs, of the student's micro-batches.
+typedef struct {
+    Run run; // first, because run_close frees the teacher by it
+    Options options;
+} LiveTeacher;
+
+// Returns the teacher's options: the student's, with the teacher's model, storage and place.
+static Options live_options(const Options *student, size_t ids) {
+    Options o = *student;
+    o.verb = VERB_LOGPROBS, o.objective = OBJECTIVE_SFT, o.method = METHOD_STREAM, o.chunk = o.logits_chunk = 0;
+    o.model = student->teacher, o.base = student->teacher_base, o.weights = student->teacher_on;
+    o.init = o.adapter = o.teacher = o.rope_scaling = NULL;
+    o.lora_rank = o.grow_vocabulary = 0, o.quantise_head = 0, o.inputs_every = 1;
+    o.inputs = o.gradients = o.optimizer = o.reference_on = PLACE_AUTO;
+    o.keep.word = KEEP_NONE, o.keep.layers = 0, o.keep_on.word = PLACE_AUTO, o.keep_on.layers = 0;
+    o.router_aux_loss = NAN, o.router_z_loss = o.router_bias_update = 0;
+    o.share_prefixes = SHARE_PREFIXES_OFF, o.given[option_find("keep-chunks")] = 0;
+    o.top_k = student->distill_loss == DISTILL_FORWARD ? student->teacher_top_k : 0, o.vocabulary = ids;
+    return o;
+}
+
+// Opens, allocates and loads the teacher, if there is one. Call before run_allocate of the student, which plans with the
+// memory that is left. data: NULL for random tokens
+static void live_begin(Run *run, const Options *o, const DataLoader *data, SequenceBound bound) {
+    if (!o->teacher) return;
+    LiveTeacher *live = (LiveTeacher *)checked_calloc(1, sizeof(*live), "a teacher");
+    live->options = live_options(o, run->model.config.vocab_size);
+    run_open(&live->run, &live->options, NULL);
+    run_find_tokenizer(&live->run);
+    const char *path = live->run.tokenizer_path;
+    if (data && *path && !o->any_tokenizer && tokenizer_fingerprint(path) != data->shard[0].header.tokenizer)
+        die_usage("--teacher %s: its tokenizer %s is not that of --data; give a teacher with the student's tokenizer, "
+                  "or --any-tokenizer if its pieces are the same",
+                  o->teacher, path);
+    run_allocate(&live->run, bound);
+    run_load_weights(&live->run);
+    if (o->verb == VERB_TRAIN) run->teacher.header.model_key = run_model_key(&live->run, 0);
+    run->live = &live->run;
+}
+
+// Computes the teacher's values of a batch. A batch's likeliest tokens are valid until the next call. Collective.
+static void live_answer(Run *run, Batch *batch) {
+    StreamBP *s = &run->live->streambp;
+    forward_logprobs(s, batch, 1, 0);
+    if (objective_needs_top(&run->settings.objective)) {
+        batch->teacher = s->now.found;
+        return;
+    }
+    const DType type = dtype_of_sums(s->model->dtype);
+    for (size_t t = 0; t < batch->N; t++) batch->reference[t] = (float)value_at(s->now.host_sums, type, t);
+}
+
 // ---- the reference of a micro-batch, on the fly -------------------------------------------------------------------
 // For kto (objective.h) the reference also gives a KL divergence, estimated from mismatched documents (batch_mismatch).
 // The policy and the reference each take one more pass, over a sequence no longer than the micro-batch, before the pass
@@ -324,6 +378,10 @@ static void kl_estimate(Run *run, Batch *batch) {
 static void run_reference(Run *run, Batch *batch) {
     const ReferenceModel reference = run->settings.reference;
     StreamBP *s = &run->streambp;
+    if (run->live) {
+        live_answer(run, batch);
+        return;
+    }
     if (!objective_needs_mismatched(&run->settings.objective)) {
         Batch chooses = *batch; // the reference chooses its own routes
         chooses.routes.replays = 0;
@@ -340,6 +398,7 @@ static void run_reference(Run *run, Batch *batch) {
 static double flops_reference(Run *run, const Batch *batch) {
     const RunSettings *settings = &run->settings;
     const int adapters = settings->reference != REFERENCE_BASE;
+    if (run->live) return flops_forward(&run->live->settings, batch, 0);
     if (!settings->reference) return 0;
     double flops = flops_forward(settings, batch, adapters);
     if (!objective_needs_mismatched(&settings->objective)) return flops;

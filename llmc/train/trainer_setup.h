@@ -77,6 +77,7 @@ static SequenceBound trainer_allocate(Trainer *t) {
         else
             bound = larger_bound(bound, run_bound(&t->run, &t->validation));
     }
+    live_begin(&t->run, o, &t->data, bound);
     run_allocate(&t->run, bound);
     kl_allocate(&t->run, bound);
     rollout.slots = t->run.settings.rollout_slots; // as many slots as fit

@@ -239,6 +239,7 @@ static int verb_bp(const Options *given) {
         gradients_check_globs(options->grads_of, table);
         gradients_check_path(options->grads_out, options->grads_of, run.settings.world, table);
     }
+    live_begin(&run, options, options->data.count ? &loader : NULL, bound);
     run_allocate(&run, bound);
     reference_check(&run, &loader, 0);
     Batch batch =
@@ -248,7 +249,7 @@ static int verb_bp(const Options *given) {
                                (objective_needs_reference(objective) && !objective_needs_mismatched(objective)) ||
                                    (objective->kind == OBJECTIVE_DISTILL && !objective_needs_top(objective)),
                                0);
-    if (!options->data.count && objective_needs_top(objective))
+    if (!options->data.count && objective_needs_top(objective) && !options->teacher)
         batch.teacher = teacher_allocate(batch.N, run.settings.teacher_k);
     if (!options->data.count && shared_tokens(options, run.settings.lora))
         batch_allocate_tree(&batch, bound_rows(bound));

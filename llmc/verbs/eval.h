@@ -76,6 +76,7 @@ static int verb_eval(const Options *given) {
     if (options->val_steps) steps = min_size(steps, options->val_steps);
     eval_open_reference(&run, &loader, options);
     reference_check(&run, &loader, 0);
+    live_begin(&run, options, &loader, bound);
     run_allocate(&run, bound);
     kl_allocate(&run, bound);
     prefetch_allocate(&data, &loader, run.assignment);

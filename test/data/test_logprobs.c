@@ -134,7 +134,11 @@ TEST(every_field_is_checked_with_a_right_checksum) {
         FIELD(88, 0xbff0000000000000, 8, "the temperature"),
         FIELD(88, 0x7ff8000000000000, 8, "the temperature"),
         FIELD(96, 0, 4, "its checksum is wrong, the file is damaged"),
-        FIELD(168, 1, 1, "the rest, which must be zeros,"),
+        FIELD(168, 1, 1, "number of tokens"),
+        FIELD(172, 1, 1, "the rest, which must be zeros,"),
+        FIELD(176, 1, 1, "the rest, which must be zeros,"),
+        FIELD(207, 1, 1, "the rest, which must be zeros,"),
+        FIELD(208, 1, 1, "the rest, which must be zeros,"),
         FIELD(255, 1, 1, "the rest, which must be zeros,")};
     const DamageSuite suite = damage_suite(mend_header);
     expect_damage_found(&suite, fields, COUNT_OF(fields));

@@ -109,6 +109,10 @@ kl() { # options: the divergence of a student from the teacher, by eval
     json kl
 }
 check 'a student that is the teacher has no divergence' [ "$(kl --init $TINY | awk '{ print ($1 < 1e-8 && $1 > -1e-8) }')" = 1 ]
+for place in host "disk --disk $WORK"; do
+    succeeds logprobs --init $TINY $texts --top-k 8 --weights $place --out "$WORK/placed.teacher" --overwrite --quiet
+    check "weights in place $place give the same bits" cmp -s "$WORK/placed.teacher" "$WORK/t.teacher"
+done
 small=$(kl $student)
 written=$WORK/all.teacher distill="--objective distill --teacher-logprobs $WORK/all.teacher"
 succeeds logprobs --init $TINY $texts --top-k 96 --out "$written" --quiet
@@ -125,7 +129,7 @@ refuses 2 'has the targets. log-probabilities alone; write it with logprobs --to
     train $student $texts --objective distill --teacher-logprobs "$WORK/y.logprobs"
 refuses 2 'is of 96 ids, the student has 90; write it with logprobs --vocabulary 90' \
     train --init ${TINY%,*},vocab_size=90 --any-tokenizer $texts $distill
-refuses 2 'type logprobs --model T --top-k 64 --out FILE' train $student $texts --objective distill --teacher T
+refuses 1 'T: No such file or directory' train $student $texts --objective distill --teacher T
 refuses 2 'needs a teacher.s values: type logprobs --model TEACHER' train $student $texts --objective distill
 refuses 2 'top-k 97: above the 96 ids of the model' logprobs --init $TINY $texts --top-k 97 --out "$WORK/no.logprobs"
 
@@ -152,7 +156,29 @@ for seed in 1 2 3; do
     check "seed $seed: nearer than by cross-entropy: $(cat "$WORK/distill.kl" "$WORK/sft.kl")" \
         [ "$(cat "$WORK/distill.kl" "$WORK/sft.kl" | awk 'NR == 1 { a = $1 } END { print (a > 0 && a < 0.5 * $1) }')" = 1 ]
 done
+
+# A teacher that runs with its student gives the bits of its file, wherever its weights lie.
 TRAIN=$sanitized_train
+few="--init $TINY --seed 4 --data $WORK/few.bin $steps --shuffle off --objective distill" live="--teacher $WORK/teacher"
+succeeds logprobs --model "$WORK/teacher" --data "$WORK/few.bin" --seq-len 64 --batch 6 --top-k 16 --out "$WORK/few6.teacher" --quiet
+for way in forward reverse; do
+    options="$few --distill-loss $way --steps 2"
+    succeeds train $options --teacher-logprobs "$WORK/few6.teacher" --out "$WORK/$way-file"
+    for place in device host "disk --disk $WORK"; do
+        succeeds train $options $live --teacher-top-k 16 --teacher-on $place --out "$WORK/$way-live" --overwrite
+        check "$way: a teacher in place $place is its file, to the bit" same_checkpoint "$WORK/$way-file" "$WORK/$way-live" 2
+    done
+done
+in_two_parts live 4 '' $few $live --grad-accum 1
+refuses 1 'trained with --teacher-logprobs' train $few --teacher "$WORK/sft-1" --steps 6 --out "$WORK/live" --resume
+succeeds eval --model "$WORK/sft-1" --data "$WORK/unseen.bin" --seq-len 64 --objective distill --teacher-logprobs "$WORK/unseen.teacher" --json --quiet
+loss=$(json kl)
+succeeds eval --model "$WORK/sft-1" --data "$WORK/unseen.bin" --seq-len 64 --objective distill $live --teacher-top-k 16 --json --quiet
+check 'eval with the teacher finds the same divergence' close "$(json kl)" "$loss" 1e-6
+succeeds train $few $live --val-data "$WORK/unseen.bin" --steps 1
+refuses 2 '--teacher: plan the teacher by plan --for logprobs --model T' plan --init $TINY --objective distill --teacher T --seq-len 64
+refuses 2 '--val-data: the teacher.s file has the tokens of --data' train $few --teacher-logprobs "$WORK/few6.teacher" --val-data "$WORK/unseen.bin"
+refuses 2 '--teacher and --teacher-logprobs exclude each other' train $few $live --teacher-logprobs "$WORK/few6.teacher"
 
 # ---- text for people -----------------------------------------------------------------------------------------------
 succeeds logprobs --init $TINY --data $data --seq-len 200 --out "$WORK/x.logprobs" --overwrite
