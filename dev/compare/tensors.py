@@ -35,6 +35,8 @@ def gradient_names(config):
         experts = config.get("num_experts") or config.get("num_local_experts")
         layer = "model.layers.{}.self_attn.q_proj.weight", f"model.layers.{{}}.mlp.{'experts.down_proj' if experts else 'down_proj.weight'}"
         linear = "model.layers.{}.linear_attn.in_proj_qkv.weight", "model.layers.{}.linear_attn.A_log", layer[1]
+        if config.get("kv_lora_rank"):  # the first layers of these are dense
+            layer = "model.layers.{}.self_attn.q_b_proj.weight", "model.layers.{}.self_attn.kv_b_proj.weight"
         around = ["model.embed_tokens.weight", "model.norm.weight"]
         if not config.get("tie_word_embeddings", False):
             around.append("lm_head.weight")

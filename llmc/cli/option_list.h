@@ -106,8 +106,8 @@ SIZE(chunk, "chunk", "auto", 1, MOST_TOKENS, SHORT(ON(BP)) | READS | ON(SAMPLE),
 SIZE(logits_chunk, "logits-chunk", "auto", 1, MOST_TOKENS, READS | ON(SAMPLE), "N",
      "tokens whose logits exist at the same time")
 CHOICE(LatentKeys, latents, "latents", "auto", LATENTS_AUTO, LATENTS_RANGES, READS, "auto|layer|ranges",
-       "latent attention: expand a layer's latents to keys and values once, or a range of tokens at a time, again for each "
-       "chunk; auto: the faster that fits")
+       "latent attention: expand a layer's latents to keys and values once, or a range of tokens at a time, again for "
+       "each chunk; auto: the faster that fits")
 CHOICE_OF_LAYERS(keep, "keep", "auto", KEEP_NONE, KEEP_AUTO, PASSES, "none|attention|products|all|auto",
        "stream, checkpoint: what stays from forward to backward in addition to layer inputs; attention: attention's "
        "outputs; products: outputs of all matrix products; all: backward computes nothing again; products=N: of the "

@@ -246,7 +246,8 @@ static size_t choices_thin(Choice *choices, size_t count) {
 }
 
 // Returns the longest documents, B per sequence, that some candidate fits. Kept attention outputs, --update forward or
-// latents expanded by layers never make longer documents fit. Nor does a larger chunk, except where each chunk keeps states of linear attention.
+// latents expanded by layers never make longer documents fit. Nor does a larger chunk, except where each chunk keeps
+// states of linear attention.
 static size_t search_longest(const Search *search, size_t B) {
     Search least = *search;
     Candidates all = candidates_make(&least);

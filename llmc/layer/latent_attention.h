@@ -27,7 +27,7 @@ that are below half a unit in the last place of a bf16 weight.
 #define LLMC_LATENT_ATTENTION_H
 #include "branch.h"
 
-enum { LATENT_CHUNKS = 4, LATENT_TOKENS = 8192 }; // chunks and tokens of a range, at most; at least a chunk
+enum { LATENT_CHUNKS = 4 }; // chunks in a range: a merge reads and writes a chunk's sums
 
 static int is_latent(const Visit *v) { return v->layer->shape.shared_key != 0; }
 
@@ -188,10 +188,7 @@ typedef struct {
 } LatentAttention;
 
 // Returns the tokens of a range.
-static size_t latent_range(const StreamBP *s) {
-    const size_t chunk = layer_chunk(s);
-    return min_size(s->now.N, max_size(chunk, min_size(LATENT_CHUNKS * chunk, LATENT_TOKENS)));
-}
+static size_t latent_range(const StreamBP *s) { return min_size(s->now.N, LATENT_CHUNKS * layer_chunk(s)); }
 
 // Pushes the tensors of a range. dq NULL: forward
 static LatentAttention push_latent_attention(const Visit *v, const Activations *a, Stored *dq, Stored *dattention_out,

@@ -205,8 +205,8 @@ static double flops_restored(const RunSettings *settings, const Batch *batch) {
                product_flops(settings, settings->lora, layer_restores_attention, KEY_VALUE_UP, KEY_VALUE_UP).forward;
 }
 
-// Counts the products that expand latents: of each token once, or once for each chunk that sees it. In backward they are
-// computed again, and folded.
+// Counts the products that expand latents: of each token once, or once for each chunk that sees it. In backward they
+// are computed again, and folded.
 static double flops_latents(const RunSettings *settings, const Lora *lora, const PassSize *size, int backward) {
     const ProductFlops each = product_flops(settings, lora, NULL, KEY_VALUE_UP, KEY_VALUE_UP);
     double flops = each.forward;

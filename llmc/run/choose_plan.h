@@ -1,6 +1,6 @@
 /*
-Chooses what the options leave open so that the plan of the largest sequence fits: chunk, latents, places, method, workspaces,
-slots. Allocates nothing.
+Chooses what the options leave open so that the plan of the largest sequence fits: chunk, latents, places, method,
+workspaces, slots. Allocates nothing.
 */
 #ifndef LLMC_CHOOSE_PLAN_H
 #define LLMC_CHOOSE_PLAN_H

@@ -533,8 +533,8 @@ TEST(keeps_what_fits) {
     batch_free(&shape), lora_free(&run.lora), model_free(&run.model);
 }
 
-// Latents are expanded once a pass over a layer where keys and values of all tokens fit, else by ranges in large chunks:
-// at most 12 % of attention's FLOPs, of which folding is a quarter.
+// Latents are expanded once a pass over a layer where keys and values of all tokens fit, else by ranges in large
+// chunks: at most 12 % of attention's FLOPs, of which folding is a quarter.
 TEST(expanded_latents_are_cheap) {
     static const struct {
         const char *machine, *tokens;
