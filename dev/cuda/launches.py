@@ -1,6 +1,6 @@
 """Launches of a pass at the shapes of dev/cuda/bench.cu: one layer and a chunk of 4096 tokens, Qwen3-8B's widths, and
-Qwen3.5-9B's for linear attention, Nemotron-3 Nano's for Mamba-2, Gemma 4 26B-A4B's for heads of 512, gpt-oss' for
-sinks; of 8192 tokens at Qwen3-30B-A3B's for experts, 512 rows each. Loops are numbered as cycles.py prints them; where
+Qwen3.5-9B's for linear attention, Nemotron-3 Nano's for Mamba-2, LFM2's for gates, Gemma 4's for heads of 512, gpt-oss'
+for sinks; of 8192 tokens at Qwen3-30B-A3B's for experts, 512 rows each. Loops are numbered as cycles.py prints them; where
 a kernel has another number of loops than `loops`, its trips are out of date, and the table says "stale". Then:
 cycles.py KERNEL --branches.
 """
@@ -48,7 +48,7 @@ def ssd_blocks(times, take=()):
 
 
 def ssd_walk(kind, times=1, take=()):
-    return Launch(f"ssd_walk_{kind}", 2 * SSD_HEADS, 256, 71696, {MAIN: SEGMENT}, None, times, take)
+    return Launch(f"ssd_walk_{kind}", 2 * SSD_HEADS, 256, 70656, {MAIN: SEGMENT}, None, times, take)
 
 
 def column_sums(rows, columns):
@@ -171,9 +171,9 @@ PASS = {
     ),
     "Qwen3.5-9B": (
         ("conv_forward", "query, key, value", 134e6, 40,
-         [Launch("conv_forward_kernel<8, 4>", n // 16 * CHANNELS // 1024, 128, trips={2: 4}, loops=2)]),
+         [Launch("conv_forward_kernel<8, 4, 0>", n // 16 * CHANNELS // 1024, 128, trips={2: 4}, loops=2)]),
         ("conv_backward", "query, key, value", 218e6, 65,
-         [Launch("conv_backward_kernel<4, 4, false>", n // 128 * CHANNELS // 128, 128, trips={3: 9}, loops=4,
+         [Launch("conv_backward_kernel<4, 4, 0, false>", n // 128 * CHANNELS // 128, 128, trips={3: 9}, loops=4,
                  take=("16 LDG",)),  # gradients of a later call
           column_sums(n // 128, 4 * CHANNELS)]),
         ("delta_forward", "the last chunk", 185e6, 430, [blocks(2, FORWARD), walk("kernel<128, 32, true>", 2)]),
@@ -206,10 +206,22 @@ PASS = {
         ("ssd_backward", "the last chunk", 2 * n * (4 * SSD_CHANNELS + 2 * SSD_VALUES + 16 * SSD_VALUES), None,
          [ssd_blocks(3, NO_SCORES), ssd_walk("kernel<128, 32, false>", 1, ("12 LDS, 18 STG",)),
           ssd_walk("kernel<128, 32, false>", 2), ssd_blocks(2), ssd_walk("back_kernel<128, 32, true>", 2),
-          Launch("ssd_gradient_kernel<128, true>", SEGMENT * GROUPS, 512, 81920,
-                 {3: SSD_HEADS // GROUPS, 4: 2, 5: 4}, 5, times=2, some={"33 LDS, 9 MUFU, .*": 1})]),
+          Launch("ssd_gradient_kernel<128, true>", SEGMENT * GROUPS, 512, 102400,
+                 {3: SSD_HEADS // GROUPS, 4: 2, 5: 4}, 5, times=2,
+                 some={"35 LDS, 6 MUFU, .*": 1, "14 LDS, 8 MUFU, 16 STS": 3, "1 LDSM, 2 HMMA": 3},  # steps; pairs
+                 take=("2 others", "4 LDG, 2 LDS, 6 STG, 2 MUFU"))]),  # two strips; no columns before
+        ("conv_forward", "values, keys, queries", 4 * n * SSD_CHANNELS, None,
+         [Launch("conv_forward_kernel<8, 4, 0>", n // 16 * SSD_CHANNELS // 1024, 128, trips={2: 4}, loops=2)]),
+        ("conv_backward", "values, keys, queries", (6 + 5 * 8 / 128) * n * SSD_CHANNELS, None,
+         [Launch("conv_backward_kernel<4, 4, 0, true>", n // 128 * SSD_CHANNELS // 128, 128, trips={3: 9}, loops=6,
+                 take=("16 LDG",)), column_sums(n // 128, 4 * SSD_CHANNELS), column_sums(n // 128, SSD_CHANNELS)]),
         ("gated_norm_forward", "gate first", 6 * n * SSD_VALUES, None,
          [Launch("gated_norm_forward_kernel<8, 2, true>", n * GROUPS // 4, 128, loops=None)]),
+    ),
+    "LFM2-1.2B": (  # 2048 channels
+        ("conv_backward", "with gates", (14 + 3 * 8 / 128) * n * 2048, None,
+         [Launch("conv_backward_kernel<4, 4, 1, false>", n // 128 * 2048 // 128, 128, trips={3: 18}, loops=4,
+                 take=("8 LDG",)), column_sums(n // 128, 3 * 2048)]),
     ),
     "gpt-oss and Gemma 4 26B-A4B": (
         ("clamped_forward", "", 6 * n * FF, None, [Launch("clamped_forward_kernel<8>", n * FF // 8 // 256, 256)]),

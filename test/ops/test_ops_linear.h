@@ -430,6 +430,14 @@ TEST(ssd) {
     }
 }
 
+// More columns of q and k than a launch of op set cuda's gradients takes
+TEST(ssd_of_long_states) {
+    Span span[MOST_SPANS];
+    const DeltaShape shape = ssd_shape_of_case(span, 13, 1, 2, 256, 16);
+    ssd_forward_case(&shape, GATES_USUAL, DELTA_OUT, 4.0);
+    ssd_backward_case(&shape, GATES_USUAL, DELTA_ALL, 4.0);
+}
+
 // Steps at both bounds, decays of exp(-500), and a state that adds up equal keys. Steps of 500 enlarge what cancels.
 TEST(ssd_of_extreme_steps) {
     static const size_t spans[] = {11, 12, 14};

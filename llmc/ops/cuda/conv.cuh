@@ -215,17 +215,18 @@ __device__ inline void conv_slope(float (&d)[W], Pack<floatX, W> &dgate, const P
     }
 }
 
-// Stores the gradient of a token's input in the token's row of dx: as it is, or with GATES as dB and dx. x: its row of
-// x
+// B and x of a token, with GATES
+template <int W> struct ConvFactors { Pack<floatX, W> b, value; };
+
+// Stores the gradient of a token's input in the token's row of dx: as it is, or with GATES as dB and dx.
 template <int W, int GATES>
-__device__ inline void conv_write(floatX *dx, const floatX *x, const float (&sum)[W], size_t channels) {
+__device__ inline void conv_write(floatX *dx, const ConvFactors<W> &x, const float (&sum)[W], size_t channels) {
     Pack<floatX, W> result;
     for (int i = 0; i < W; i++) result.x[i] = store(sum[i]);
     if constexpr (GATES) {
-        const Pack<floatX, W> b = pack_read<W>(x), value = pack_read<W>(x + 2 * channels);
-        for (int i = 0; i < W; i++) result.x[i] = store(sum[i] * load(b.x[i]));
+        for (int i = 0; i < W; i++) result.x[i] = store(sum[i] * load(x.b.x[i]));
         pack_write_whole(dx + 2 * channels, result);
-        for (int i = 0; i < W; i++) result.x[i] = store(sum[i] * load(value.x[i]));
+        for (int i = 0; i < W; i++) result.x[i] = store(sum[i] * load(x.value.x[i]));
     }
     pack_write_whole(dx, result);
 }
@@ -233,10 +234,11 @@ __device__ inline void conv_write(floatX *dx, const floatX *x, const float (&sum
 // Runs backward. lines, bias_lines: parts of dweight and dbias; NULL: not wanted. last: these spans include the call's
 // last span. A warp takes pieces of CONV_BACK_ROWS tokens.
 template <int W, int TAPS, int GATES, bool BIASED>
-__global__ void __launch_bounds__(CONV_WARPS *LANES, TAPS == 4 ? 4 - GATES : 1)
+__global__ void __launch_bounds__(CONV_WARPS *LANES, TAPS == 4 ? 4 : 1)
     conv_backward_kernel(floatX *dx, float *lines, float *bias_lines, const float *dcolumns, const floatX *dout,
                          const floatX *x, const floatX *columns, const floatX *weight, const floatX *bias,
                          SpanBlocks blocks, ConvShape s, bool last) {
+    constexpr unsigned BATCH = GATES ? 2 : CONV_BATCH; // registers hold three packs of a token with gates
     SHARED(float, parts, CONV_WARPS *(TAPS + BIASED) * W * LANES);
     const size_t c = ((size_t)blockIdx.y * LANES + threadIdx.x) * W;
     const unsigned pieces = c < s.channels ? blocks.first[blocks.count] : 0;
@@ -251,24 +253,29 @@ __global__ void __launch_bounds__(CONV_WARPS *LANES, TAPS == 4 ? 4 - GATES : 1)
         const unsigned end = left < CONV_BACK_ROWS ? (unsigned)left : CONV_BACK_ROWS;
         const unsigned span_end = left < CONV_BACK_ROWS + TAPS ? (unsigned)left : CONV_BACK_ROWS + TAPS;
         const bool call_ends = last && i_span + 1 == blocks.count;
-        Pack<floatX, W> in[TAPS - 1 + CONV_BATCH];
-        float sums[TAPS - 1 + CONV_BATCH][W] = {}; // dx of tokens from t - (TAPS - 1) on
+        Pack<floatX, W> in[TAPS - 1 + BATCH];
+        float sums[TAPS - 1 + BATCH][W] = {}; // dx of tokens from t - (TAPS - 1) on
         size_t x_at = row * s.stride + c, dout_at = row * s.channels + c, dx_at = x_at - (TAPS - 1) * s.stride;
 #pragma unroll
         for (int j = 0; j + 1 < TAPS; j++) in[j] = conv_input<W, GATES>(x, columns, span, begin, TAPS - 1 - j, c, s);
-        for (unsigned t = 0; t < end + TAPS - 1; t += CONV_BATCH) {
-            Pack<floatX, W> gradient[CONV_BATCH], gate[CONV_BATCH]; // 0 after the span, so d is 0 there, too
+        for (unsigned t = 0; t < end + TAPS - 1; t += BATCH) {
+            Pack<floatX, W> gradient[BATCH], gate[BATCH], value[BATCH]; // 0 after the span, so d is 0 there, too
             const size_t first_at = x_at;
 #pragma unroll
-            for (unsigned b = 0; b < CONV_BATCH; b++, x_at += s.stride, dout_at += s.channels) {
-                in[TAPS - 1 + b] = gradient[b] = gate[b] = Pack<floatX, W>{};
+            for (unsigned b = 0; b < BATCH; b++, x_at += s.stride, dout_at += s.channels) {
+                in[TAPS - 1 + b] = gradient[b] = gate[b] = value[b] = Pack<floatX, W>{};
                 if (t + b >= span_end) continue;
-                in[TAPS - 1 + b] = conv_read<W, GATES>(x + x_at, s.channels);
+                in[TAPS - 1 + b] = pack_read<W>(x + x_at);
                 if constexpr (GATES) gate[b] = pack_read<W>(x + x_at + s.channels);
+                if constexpr (GATES) value[b] = pack_read<W>(x + x_at + 2 * s.channels);
                 gradient[b] = pack_read<W>(dout + dout_at);
             }
 #pragma unroll
-            for (unsigned b = 0; b < CONV_BATCH; b++) {
+            for (unsigned b = 0; b < BATCH && GATES; b++)
+                for (int i = 0; i < W; i++)
+                    in[TAPS - 1 + b].x[i] = store(load(in[TAPS - 1 + b].x[i]) * load(value[b].x[i]));
+#pragma unroll
+            for (unsigned b = 0; b < BATCH; b++) {
                 float d[W];
                 Pack<floatX, W> dgate;
                 conv_slope<W, TAPS, GATES>(d, dgate, in + b, weights, gradient[b], gate[b]);
@@ -281,21 +288,26 @@ __global__ void __launch_bounds__(CONV_WARPS *LANES, TAPS == 4 ? 4 - GATES : 1)
                     }
                 for (int i = 0; i < W && BIASED && t + b < end; i++) dweight[TAPS][i] += d[i];
             }
-            if (call_ends && t + CONV_BATCH > span_end) { // the last batch at the end of a span
+            if (call_ends && t + BATCH > span_end) { // the last batch at the end of a span
 #pragma unroll
-                for (unsigned b = 0; b < CONV_BATCH; b++)
+                for (unsigned b = 0; b < BATCH; b++)
                     if (const unsigned gap = span_end - (t + b - (TAPS - 1)); gap - 1 < s.taps - 1)
                         for (int i = 0; i < W; i++) sums[b][i] += dcolumns[(s.taps - 1 - gap) * s.channels + c + i];
             }
+            const auto is_done = [&](unsigned b) { return t + b >= TAPS - 1 && t + b < end + TAPS - 1; };
+            ConvFactors<W> factors[BATCH];
 #pragma unroll
-            for (unsigned b = 0; b < CONV_BATCH; b++, dx_at += s.stride) // stores dx of tokens whose readers are done
-                if (t + b >= TAPS - 1 && t + b < end + TAPS - 1)
-                    conv_write<W, GATES>(dx + dx_at, x + dx_at, sums[b], s.channels);
+            for (unsigned b = 0; b < BATCH && GATES; b++)
+                if (const floatX *const from = x + dx_at + b * s.stride; is_done(b))
+                    factors[b] = ConvFactors<W>{pack_read<W>(from), pack_read<W>(from + 2 * s.channels)};
 #pragma unroll
-            for (int j = 0; j < TAPS - 1 + (int)CONV_BATCH; j++)
-                for (int i = 0; i < W; i++) sums[j][i] = j + 1 < TAPS ? sums[j + CONV_BATCH][i] : 0.0f;
+            for (unsigned b = 0; b < BATCH; b++, dx_at += s.stride) // stores dx of tokens whose readers are done
+                if (is_done(b)) conv_write<W, GATES>(dx + dx_at, factors[b], sums[b], s.channels);
 #pragma unroll
-            for (int j = 0; j + 1 < TAPS; j++) in[j] = in[j + CONV_BATCH];
+            for (int j = 0; j < TAPS - 1 + (int)BATCH; j++)
+                for (int i = 0; i < W; i++) sums[j][i] = j + 1 < TAPS ? sums[j + BATCH][i] : 0.0f;
+#pragma unroll
+            for (int j = 0; j + 1 < TAPS; j++) in[j] = in[j + BATCH];
         }
     }
     float *const own = parts + (threadIdx.y * LANES + threadIdx.x);

@@ -413,12 +413,14 @@ struct GradientMemory {
     GradientShared *shared;
 };
 
-// Computes the products of q and k, and fetches the first strip. SYSTEM: also of k and k; else these are zeros
+// Computes the products of q and k, and fetches the first strip. SYSTEM: also products of k and k, which are else 0, and
+// lengths
 template <int KP, bool SYSTEM, typename Gradient, typename Part>
 __device__ inline void keys_begin(const GradientMemory &m, Strips &next, const floatX *q, const floatX *k,
                                   const Gradient &G, const Part &p) {
     floatX *const tiles = m.strips + (G.stages - 1) * Gradient::template TILES<KP>;
     float kk[PAIR_COLUMNS / 8][4] = {}, qk[PAIR_COLUMNS / 8][4] = {};
+    if constexpr (SYSTEM) floats_fetch(&m.shared->length, G.lengths + blockIdx.x * gridDim.y + p.key_head);
     keys_bring<KP>(tiles, q, p, 0), keys_bring<KP>(tiles + KEY_TILE<KP>, k, p, 0);
     fetch_commit();
     if (G.stages == 2) strips_bring<KP>(next, 0, m.shared, G, p);
@@ -455,7 +457,6 @@ __global__ void __launch_bounds__(GRADIENT_THREADS)
     const unsigned first = p.key_head * p.group_heads, end = first + p.group_heads;
     const bool gates_warp = p.row == 0 && p.group == COLUMN_GROUPS - 1; // a warp without pairs
     Strips next = {strips, first, end, 0, 0, G.stages - 1};
-    floats_fetch(&shared->length, G.lengths + blockIdx.x * gridDim.y + p.key_head);
     keys_begin<KP, true>(m, next, q, k, G, p);
     GradientResults<KP> r;
     for (unsigned head = first; head < end; head++) {

@@ -258,24 +258,6 @@ __device__ inline WalkPlace walk_place(const DeltaCall &d, const SpanBlocks &blo
                      2 * HK * K + head * V + first};
 }
 
-// Loads a head's gradient of the state after a walk's last block, and stores it as an operand.
-template <int KP, int COLUMNS>
-__device__ inline void walk_back_begin(WalkState<KP> &dS, floatX *tile, const DeltaWalk &w, const DeltaCall &d,
-                                       const WalkPlace &at, unsigned columns) {
-    if (at.number >= w.first_in && at.number < w.last_in)
-        walk_state_read<KP>(dS, w.state_in + at.head * d.K * w.width + at.first, d.K, columns, w.width);
-    walk_state_store<KP, COLUMNS>(dS, tile);
-}
-// Stores the gradient of the state before the first span. A document's first state is zero, so its gradient is 0.
-template <int KP>
-__device__ inline void walk_back_end(const DeltaWalk &w, WalkState<KP> &dS, const DeltaCall &d, const WalkPlace &at,
-                                     unsigned columns) {
-    if (!w.state_out || at.number) return;
-    if (at.span.begin == at.span.document)
-        for_walk_state<KP>(dS, [](unsigned, unsigned, float &a, float &b) { a = b = 0.0f; });
-    walk_state_write<KP>(w.state_out + at.head * d.K * w.width + at.first, dS, d.K, columns, w.width);
-}
-
 template <int KP, int COLUMNS, bool OUT>
 __global__ void __launch_bounds__(WALK_THREADS<COLUMNS>, WALK_BLOCKS<COLUMNS>)
     delta_walk_kernel(DeltaWalk w, DeltaPairs p, DeltaCall d, SpanBlocks blocks) {
@@ -359,9 +341,12 @@ __global__ void __launch_bounds__(WALK_THREADS<COLUMNS>, WALK_BLOCKS<COLUMNS>)
     DYNAMIC_SHARED(floatX, memory);
     const WalkTiles<KP, COLUMNS> tiles = walk_tiles<KP, COLUMNS>(memory);
     const WalkPlace at = walk_place(d, blocks, COLUMNS, true);
+    const size_t place = at.head * d.K * w.width + at.first;
     const unsigned columns = w.width - at.first;
     WalkState<KP> dS = {};
-    walk_back_begin<KP, COLUMNS>(dS, tiles.S, w, d, at, columns);
+    if (at.number >= w.first_in && at.number < w.last_in)
+        walk_state_read<KP>(dS, w.state_in + place, d.K, columns, w.width);
+    walk_state_store<KP, COLUMNS>(dS, tiles.S);
     unsigned index = at.index;
     size_t row = at.span.row + (size_t)(at.count - 1) * BLOCK; // the last block's first row
     unsigned rows = (unsigned)(at.span.row + at.span.end - at.span.begin - row);
@@ -426,7 +411,10 @@ __global__ void __launch_bounds__(WALK_THREADS<COLUMNS>, WALK_BLOCKS<COLUMNS>)
         walk_state_add<KP, COLUMNS>(dS, keys, tiles.R);
         walk_state_store<KP, COLUMNS>(dS, tiles.S);
     }
-    walk_back_end<KP>(w, dS, d, at, columns);
+    if (!w.state_out || at.number) return;
+    if (at.span.begin == at.span.document) // a document's first state is zero, so its gradient is not needed
+        for_walk_state<KP>(dS, [](unsigned, unsigned, float &a, float &b) { a = b = 0.0f; });
+    walk_state_write<KP>(w.state_out + place, dS, d.K, columns, w.width);
 }
 
 #ifdef CUDA_ON_CPU

@@ -166,10 +166,13 @@ __global__ void __launch_bounds__(WALK_THREADS<COLUMNS>, WALK_BLOCKS<COLUMNS>)
     constexpr unsigned STEP = WalkTiles<KP, COLUMNS, true>::STEP;
     const WalkTiles<KP, COLUMNS, true> tiles = walk_tiles<KP, COLUMNS, true>(memory);
     const WalkPlace at = walk_place<true>(d, blocks, COLUMNS, true);
+    const auto place = [&] { return at.head * d.K * w.width + at.first; }; // computed twice, not kept
     const unsigned columns = w.width - at.first;
     const float skip = INPUTS ? load(d.D[at.head]) : 0.0f;
     WalkState<KP> dS = {};
-    walk_back_begin<KP, COLUMNS>(dS, tiles.S, w, d, at, columns);
+    if (at.number >= w.first_in && at.number < w.last_in)
+        walk_state_read<KP>(dS, w.state_in + place(), d.K, columns, w.width);
+    walk_state_store<KP, COLUMNS>(dS, tiles.S);
     const size_t tokens = at.span.end - at.span.begin;
     // block b counts from the end
     const auto row_of = [&](unsigned b) { return at.span.row + (size_t)(at.count - 1 - b) * BLOCK; };
@@ -218,7 +221,10 @@ __global__ void __launch_bounds__(WALK_THREADS<COLUMNS>, WALK_BLOCKS<COLUMNS>)
         walk_state_add<KP, COLUMNS>(dS, tiles.queries, tiles.added);
         walk_state_store<KP, COLUMNS>(dS, tiles.S);
     }
-    walk_back_end<KP>(w, dS, d, at, columns);
+    if (!w.state_out || at.number) return;
+    if (at.span.begin == at.span.document) // a document's first state is zero, so its gradient is not needed
+        for_walk_state<KP>(dS, [](unsigned, unsigned, float &a, float &b) { a = b = 0.0f; });
+    walk_state_write<KP>(w.state_out + place(), dS, d.K, columns, w.width);
 }
 
 // w.out: wanted are out, or back dv
