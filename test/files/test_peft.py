@@ -204,9 +204,10 @@ ours_to_theirs("nemotron_h", "--lora-targets", "in_proj,q_proj,shared_experts.up
 theirs_to_ours("nemotron_h", "branches", r=3, lora_alpha=5, target_modules=["in_proj", "q_proj", "up_proj", "down_proj"],
                target_parameters=["mixer.experts.up_proj", "mixer.experts.down_proj", "mixer.gate.weight"])
 # Granite's experts and router are parameters, which all-linear leaves out; its shared MLP fuses gate and up.
-ours_to_theirs("granitemoehybrid", "--lora-targets", "all", "--lora-rank-pattern", "in_proj=3,experts.down_proj=2,input_linear=5")
+ours_to_theirs("granitemoehybrid", "--lora-targets", "in_proj,out_proj,input_linear,experts.gate_up_proj,experts.down_proj,router",
+               "--lora-rank-pattern", "in_proj=3,experts.down_proj=2,input_linear=5")
 theirs_to_ours("granitemoehybrid", "parameters", r=3, lora_alpha=5, target_modules=["out_proj", "k_proj", "output_linear"],
-               target_parameters=["moe.experts.gate_up_proj", "moe.experts.down_proj", "moe.router.weight"])
+               target_parameters=["experts.gate_up_proj", "experts.down_proj", "router.weight"])
 for golden in ("granitemoehybrid", "granitemoehybrid-dense", "bamba"):
     ours_to_theirs(golden)
     theirs_to_ours(golden, "all-linear", r=3, lora_alpha=5, target_modules="all-linear")

@@ -15,7 +15,7 @@ import encode
 import make_golden
 import shards
 
-FAMILIES = ("seed_oss", "hunyuan_v1_dense", "ernie4_5", "qwen3_next", "muse_glimmer", "olmo_hybrid", "granitemoehybrid", "granitemoehybrid-dense", "bamba", "deepseek_v3-full", "mistral4")
+FAMILIES = ("seed_oss", "hunyuan_v1_dense", "ernie4_5", "qwen3_next", "muse_glimmer", "olmo_hybrid", "granitemoehybrid", "bamba", "deepseek_v3-full", "mistral4")
 STEPS, BATCH, LENGTH, LR = 30, 2, 12, 1e-3
 LOSS, WEIGHTS = 1e-5, 1e-3  # relative: of a loss at every step; of the way of all weights
 
