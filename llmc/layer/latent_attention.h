@@ -12,7 +12,7 @@ queries take its ranges in turn, and attention merges the results as a ring does
 range again. It folds dK, dV of the range into dc and dr, which are Summed and complete at the visit of their own chunk.
 
     FLOPs for a chunk of n queries that sees N keys     2 N kv_rank NH (HD - R + VD) forward, three times that in
-                                                        backward: kv_rank (HD - R + VD) / (2 n HD) of attention's forward
+                                                        backward: kv_rank (HD - R + VD) / (2 n HD) of attention's
 */
 #ifndef LLMC_LATENT_ATTENTION_H
 #define LLMC_LATENT_ATTENTION_H
