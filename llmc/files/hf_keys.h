@@ -239,7 +239,7 @@ static const cJSON *hf_check_rope(const Config *config, const cJSON *rope, const
         const double part = cJSON_IsNumber(factor) ? factor->valuedouble : 1;
         if ((factor && !cJSON_IsNumber(factor)) ||
             ((factor || !own) && !(part > 0 && part <= 1 && (size_t)((double)head * part) == config->qk_rope_head_dim)))
-            die("%s: %s.partial_rotary_factor must be %g, qk_rope_head_dim by %zu elements", path, name,
+            die("%s: %s.partial_rotary_factor must be %g, which is qk_rope_head_dim / %zu", path, name,
                 (double)config->qk_rope_head_dim / (double)head, head);
     } else if (factor && !family_has_key(config->family, "partial_rotary_factor") &&
                !(cJSON_IsNumber(factor) && factor->valuedouble == 1))

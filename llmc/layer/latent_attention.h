@@ -18,7 +18,8 @@ dc, dr are Summed and complete at the visit of their own chunk.
 
     bytes     layer 2 N NH HD (s + 4 in backward)
     FLOPs     an expansion of N latents takes 2 N kv_rank NH (HD - R + VD), and its folding twice that, with frozen
-              weights once. For n queries that see N keys by ranges: kv_rank (HD - R + VD) / (2 n HD) of attention's forward
+              weights once. For n queries that see N keys by ranges: kv_rank (HD - R + VD) / (2 n HD) of attention's
+              forward
 
 Adapters of W_kv are run with each expansion, as in any linear layer. W_kv + s B A, made once, would round adapters away
 that are below half a unit in the last place of a bf16 weight.

@@ -345,7 +345,10 @@ static Config config_scale(const Config *config, const char *scaling, const char
     if (config->family->learned_positions)
         die_with(code, "%s: %s has a table of positions, which cannot be scaled; leave the scaling out", where,
                  config->family->name);
-    if (config->family->plain_rope || (config->kv_lora_rank && rotation_growth(config) != 0))
+    if (config->kv_lora_rank && family_has_key(config->family, "llama_4_scaling_beta"))
+        die_with(code, "%s: %s scales positions, scores and queries by its own YaRN; leave the scaling out", where,
+                 config->family->name);
+    if (config->family->plain_rope)
         die_with(code, "%s: rotary positions of %s cannot be scaled; leave the scaling out, as transformers does",
                  where, config->family->name);
     plain.rope = rope_unscaled;
