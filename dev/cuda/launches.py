@@ -1,7 +1,7 @@
 """Launches of a pass at the shapes of dev/cuda/bench.cu: one layer and a chunk of 4096 tokens, Qwen3-8B's widths, and
 Qwen3.5-9B's for linear attention, Nemotron-3 Nano's for Mamba-2, LFM2's for gates, Gemma 4's for heads of 512, gpt-oss'
-for sinks; of 8192 tokens at Qwen3-30B-A3B's for experts, 512 rows each. Loops are numbered as cycles.py prints them; where
-a kernel has another number of loops than `loops`, its trips are out of date, and the table says "stale". Then:
+for sinks; of 8192 tokens at Qwen3-30B-A3B's for experts, 512 rows each. Loops are numbered as cycles.py prints them;
+where a kernel has another number of loops than `loops`, its trips are out of date, and the table says "stale". Then:
 cycles.py KERNEL --branches.
 """
 import fnmatch, itertools, json, pathlib, re

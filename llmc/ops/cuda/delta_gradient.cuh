@@ -413,8 +413,8 @@ struct GradientMemory {
     GradientShared *shared;
 };
 
-// Computes the products of q and k, and fetches the first strip. SYSTEM: also products of k and k, which are else 0, and
-// lengths
+// Computes the products of q and k, and fetches the first strip. SYSTEM: also lengths and products of k and k, which
+// are 0 without it
 template <int KP, bool SYSTEM, typename Gradient, typename Part>
 __device__ inline void keys_begin(const GradientMemory &m, Strips &next, const floatX *q, const floatX *k,
                                   const Gradient &G, const Part &p) {

@@ -26,8 +26,8 @@ __device__ inline void ssd_factors(BlockFactors *factors, const BlockGates &g) {
     if (i == BLOCK - 1) factors->keep = decay;
 }
 
-// Calls f(n, e, i, j, decays of i and j, j + 1, steps of these) for elements 2 e, 2 e + 1 of the nth of N / 8 C[16,8] with
-// rows `row` and columns `column` on. Decays are 0 where a key does not precede.
+// Calls f(n, e, i, j, decay, step) for a lane's elements 2 e, 2 e + 1 of C[16,8] number n, of N / 8 from row `row` and
+// column `column` on. Their pairs are (i, j) and (i, j + 1); decay is 0 where a key does not precede; step: of the keys
 template <unsigned N, typename F>
 __device__ inline void for_decays(const BlockGates &g, unsigned row, unsigned column, unsigned lane, F f) {
     float high[2], low[2];
