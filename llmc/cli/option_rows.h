@@ -335,8 +335,6 @@ static const struct {
     {"rollout", OF_GROUPS},
     {"teacher-logprobs", OF(OBJECTIVE_DISTILL)},
     {"teacher", OF(OBJECTIVE_DISTILL)},
-    {"teacher-base", OF(OBJECTIVE_DISTILL)},
-    {"teacher-on", OF(OBJECTIVE_DISTILL)},
     {"distill-loss", OF(OBJECTIVE_DISTILL)},
     {"distill-weight", OF(OBJECTIVE_DISTILL)},
     {"teacher-top-k", OF(OBJECTIVE_DISTILL)},
