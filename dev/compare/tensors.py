@@ -23,8 +23,29 @@ def write_tokens(path, count, vocab_size, seed):
     os.replace(path + ".part", path)
 
 
+# Mamba-2's families: the names of embedding and final norm, and of a layer's parameters by its kind
+MAMBA = {
+    "nemotron_h": ("model.embeddings.weight", "model.norm_f.weight", {
+        "linear_attention": ("mixer.in_proj.weight", "mixer.A_log"), "full_attention": ("mixer.q_proj.weight",),
+        "mlp": ("mixer.down_proj.weight",), "moe": ("mixer.experts.down_proj",)}),
+    "granitemoehybrid": ("model.embed_tokens.weight", "model.norm.weight", {
+        "mamba": ("mamba.in_proj.weight", "mamba.A_log"), "attention": ("self_attn.q_proj.weight",)}),
+    "bamba": ("model.embed_tokens.weight", "model.final_layernorm.weight", {
+        "mamba": ("mamba.in_proj.weight", "mamba.A_log"), "attention": ("self_attn.q_proj.weight",)})}
+
+
+def mamba_names(config):
+    embedding, norm, of_kind = MAMBA[config["model_type"]]
+    types = config.get("layers_block_type") or config.get("layer_types") or [
+        "attention" if number in config["attn_layer_indices"] else "mamba" for number in range(config["num_hidden_layers"])]
+    head = [] if config.get("tie_word_embeddings", False) else ["lm_head.weight"]
+    return [embedding, norm, *head, *(f"model.layers.{number}.{name}" for number in sorted({0, len(types) - 1}) for name in of_kind[types[number]])]
+
+
 def gradient_names(config):
     """Parameters whose gradients are held against each other, by transformers' names."""
+    if config["model_type"] in MAMBA:
+        return mamba_names(config)
     if config["model_type"] == "gpt2":
         last = config["n_layer"] - 1
         linear = ()

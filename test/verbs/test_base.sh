@@ -9,7 +9,7 @@ lora='--lora-rank 3 --seq-len 30 --batch 6 --quiet --overwrite'
 # ---- the same gradients --------------------------------------------------------------------------------------------------------
 gpt_oss='hidden_size=64,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,head_dim=16,num_experts=4,num_experts_per_tok=2'
 succeeds convert --init gpt_oss,$gpt_oss,intermediate_size=32,vocab_size=96,sliding_window=8 --seed 5 --out "$WORK/gpt_oss" --quiet
-for model in qwen3 gpt2 qwen3_5_moe gpt_oss gemma4-e qwen3_moe-fp8 qwen3-fp8 qwen3_next-fp8 glm4_moe; do
+for model in qwen3 gpt2 qwen3_5_moe gpt_oss granitemoehybrid gemma4-e qwen3_moe-fp8 qwen3-fp8 qwen3_next-fp8 glm4_moe; do
     type=nf4 of=$GOLDEN/$model
     [ $model = gpt2 ] && type=fp4
     case $model in *fp8 | glm4_moe) type=fp8 ;; esac
