@@ -294,8 +294,8 @@ static Options live_options(const Options *student, size_t ids) {
     return o;
 }
 
-// Opens, allocates and loads the teacher, if there is one. Call before run_allocate of the student, which plans with the
-// memory that is left. data: NULL for random tokens
+// Opens, allocates and loads the teacher, if there is one. Call before run_allocate of the student, which plans with
+// the memory that is left. data: NULL for random tokens
 static void live_begin(Run *run, const Options *o, const DataLoader *data, SequenceBound bound) {
     if (!o->teacher) return;
     LiveTeacher *live = (LiveTeacher *)checked_calloc(1, sizeof(*live), "a teacher");

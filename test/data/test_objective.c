@@ -404,7 +404,7 @@ TEST(streams_that_are_none_of_pairs) {
     expect_refused(pairs_loss_of, &s, 1, "a batch of simpo without groups");
 }
 
-// ---- distillation ----------------------------------------------------------------------------------------------------
+// ---- distillation ---------------------------------------------------------------------------------------------------
 static Objective make_distill(DistillLoss loss, double share, double T) {
     Objective o = make(OBJECTIVE_DISTILL, 0);
     o.distill_loss = loss, o.distill_share = share, o.distill_temperature = T;
