@@ -218,7 +218,7 @@ static const Damage changed_texts[] = {
     KEY("granitemoehybrid", "num_experts_per_tok", "2", "0", "num_experts_per_tok is 0, but must be at least 1"),
     KEY("granitemoehybrid", "mamba_conv_bias", "true", "false", "mamba_conv_bias is false; it must be true"),
     CONFIG("granitemoehybrid", "{", "{\"layers_block_type\": [\"moe\", \"mamba\", \"mamba\"],",
-        "layer_types: layer 0 is moe, but must be"),
+           "layer_types: layer 0 is moe, but must be"),
     KEY("granitemoehybrid", "shared_intermediate_size", "28", "null", "shared_intermediate_size is null"),
     KEY("granitemoehybrid", "mamba_d_head", "8", "\"auto\"", NULL),
     KEY("granitemoehybrid", "num_experts_per_tok", "2", "2, \"time_step_min\": 9", NULL), // no key of its class
