@@ -500,8 +500,8 @@ TEST(experts_read_what_they_keep) {
 static size_t expanded;
 
 static void counted_expand(Stored *k, Stored *v, const Stored *kv, const Stored *shared, size_t n, size_t heads,
-                           size_t head, size_t width) {
-    ops_device->latent_expand(k, v, kv, shared, n, heads, head, width);
+                           size_t head, size_t value, size_t width) {
+    ops_device->latent_expand(k, v, kv, shared, n, heads, head, value, width);
     expanded += n;
 }
 
