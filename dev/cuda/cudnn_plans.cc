@@ -129,7 +129,7 @@ int main(void) {
                                      {90, "NVIDIA H200", 232448, 132},
                                      {100, "NVIDIA B200", 232448, 148},
                                      {120, "NVIDIA GeForce RTX 5090", 101376, 170}};
-    static const size_t sizes[] = {64, 80, 96, 128, 256, 512};
+    static const size_t sizes[] = {64, 80, 96, 128, 192, 256, 512};
     cudnn.imaginary = std::make_shared<fe::DeviceProperties>();
     setenv("CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT", "0", 1);
     if (!cudnn_attention_start()) die("%s", cudnn_attention_refusal());
