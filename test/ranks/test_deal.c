@@ -323,6 +323,7 @@ TEST(an_empty_part_adds_nothing) {
         double logp = -1.5, entropy = 0.5, weight = 7;
         o.beta = 0.1, o.gamma = 1, o.clip_low = o.clip_high = 0.2, o.temperature.divisor = 1;
         batch_allocate_answers(&whole, 1, 1);
+        if (kind == OBJECTIVE_DISTILL) whole.teacher = teacher_allocate(6, 2);
         for (size_t i = 0; i < 6; i++) whole.loss_weight[i] = whole.advantage[i] = 1, whole.targets[i] = 3;
         whole.document_start[1] = 3, whole.reward[0] = 1;
         if (!objective_is_of_pairs(&o)) whole.group[1] = 1;
