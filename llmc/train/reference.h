@@ -294,6 +294,16 @@ static Options live_options(const Options *student, size_t ids) {
     return o;
 }
 
+// Refuses a teacher whose vocabulary lacks ids of the texts. data: NULL for random tokens
+static void live_check(const Run *teacher, const Run *student, const DataLoader *data) {
+    size_t ids = data ? 0 : student->model.config.vocab_size;
+    for (size_t i = 0; data && i < data->shards; i++) ids = max_size(ids, data->shard[i].header.vocabulary);
+    if (teacher->model.config.vocab_size < ids)
+        die_usage("--teacher %s: its vocabulary has %zu ids, but the texts have up to %zu; give a teacher with the "
+                  "student's tokenizer",
+                  teacher->options->model, teacher->model.config.vocab_size, ids);
+}
+
 // Opens, allocates and loads the teacher, if there is one. Call before run_allocate of the student, which plans with
 // the memory that is left. data: NULL for random tokens
 static void live_begin(Run *run, const Options *o, const DataLoader *data, SequenceBound bound) {
@@ -301,6 +311,7 @@ static void live_begin(Run *run, const Options *o, const DataLoader *data, Seque
     LiveTeacher *live = (LiveTeacher *)checked_calloc(1, sizeof(*live), "a teacher");
     live->options = live_options(o, run->model.config.vocab_size);
     run_open(&live->run, &live->options, NULL);
+    live_check(&live->run, run, data);
     run_find_tokenizer(&live->run);
     const char *path = live->run.tokenizer_path;
     if (data && *path && !o->any_tokenizer && tokenizer_fingerprint(path) != data->shard[0].header.tokenizer)

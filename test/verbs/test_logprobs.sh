@@ -130,6 +130,8 @@ refuses 2 'has the targets. log-probabilities alone; write it with logprobs --to
 refuses 2 'is of 96 ids, the student has 90; write it with logprobs --vocabulary 90' \
     train --init ${TINY%,*},vocab_size=90 --any-tokenizer $texts $distill
 refuses 1 'T: No such file or directory' train $student $texts --objective distill --teacher T
+refuses 2 'gpt2: its vocabulary has 101 ids, but the texts have up to 200' \
+    bp --init ${TINY%,*},vocab_size=200 --seq-len 64 --objective distill --teacher test/golden/gpt2
 refuses 2 'needs a teacher.s values: type logprobs --model TEACHER' train $student $texts --objective distill
 refuses 2 'top-k 97: above the 96 ids of the model' logprobs --init $TINY $texts --top-k 97 --out "$WORK/no.logprobs"
 
