@@ -5,6 +5,7 @@ config.json call, too, sets keys that follow from others and refuses impossible 
 #ifndef LLMC_CONFIG_TEXT_H
 #define LLMC_CONFIG_TEXT_H
 #include "config.h"
+#include "presets.h"
 
 // Shortens layer_types to its period. If no layer has a window, clears pattern and window (only in families with
 // letters f and s).
