@@ -197,7 +197,7 @@ static size_t rollout_record(const Rollout *r) {
     return 2 * sizeof(uint32_t) + ids + r->text_routes * sizeof(uint16_t);
 }
 
-// Allocates the trajectories of a step. Their paths lie in memory that is only touched as far as they come.
+// Allocates the trajectories of a step. Memory of old paths is touched only where a path is written.
 static void trajectories_allocate(Rollout *r) {
     const EnvironmentSettings *e = &r->settings.environment;
     const size_t texts = r->settings.prompts * r->settings.group_size;

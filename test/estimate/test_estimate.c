@@ -535,7 +535,7 @@ TEST(keeps_what_fits) {
 }
 
 // Latents are expanded once a pass over a layer where keys and values of all tokens fit, else by ranges in large
-// chunks: at most 12 % of attention's FLOPs, of which folding is a quarter.
+// chunks. Expanding and folding take at most 12 % of attention's FLOPs; folding is a quarter of that.
 TEST(expanded_latents_are_cheap) {
     static const struct {
         const char *machine, *tokens;

@@ -38,7 +38,7 @@ struct DeltaGradient {
     const BlockLengths *lengths;
     const floatX *dout;
     bool packed;     // 1: rows of dout are whole packs
-    unsigned stages; // strips in shared memory: 2, of which one is in flight, or 1
+    unsigned stages; // strips in shared memory: 1, or 2 with one in flight
     template <int KP> static constexpr unsigned TILES = STRIP_TILES<KP>; // elements of a strip
 };
 
