@@ -105,7 +105,9 @@ static const char *model_path_find(const char *path, char found[PATH_MAX], int q
     }
     if (folder_has(path, "config.json")) return path;
     if (!checkpoint_at_path(path, checkpoint, &manifest)) return path;
-    if (manifest.adapters) die("--model %s: holds adapters, not a model; give it with --adapter", path);
+    if (manifest.adapters)
+        die("%s: holds adapters, not a model; give it with --adapter, or merge it: convert --model %s --out FOLDER",
+            path, path);
     if (verify) checkpoint_verify(checkpoint, &manifest);
     path_join(found, checkpoint, manifest_names[0][MANIFEST_MODEL]);
     if (!quiet) note("--model %s: using %s", path, found);
