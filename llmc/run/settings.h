@@ -33,8 +33,7 @@ static Objective objective_from_options(const Options *o) {
     objective.completion_tokens = (double)o->max_new_tokens * (double)(o->environment_command ? o->max_turns : 1);
     objective.distill_loss = o->distill_loss, objective.distill_share = o->distill_weight;
     objective.distill_temperature = o->temperature;
-    const int by_token = objective_is_of_policy(&objective) ||
-                         (objective.kind == OBJECTIVE_DISTILL && objective.distill_loss == DISTILL_REVERSE);
+    const int by_token = objective_is_of_policy(&objective) || objective_is_reverse(&objective);
     objective.temperature.divisor = by_token || options_logprobs(o) ? o->temperature : 1;
     objective_resolve(&objective);
     return objective;
