@@ -285,10 +285,6 @@ static size_t slots_from_options(const Options *o, const RunSettings *settings, 
 // Sets the likeliest tokens of a teacher: those that a student reads (distill), or those that logprobs finds.
 static void settings_add_teacher(RunSettings *settings, const Options *o) {
     const size_t ids = settings->model->config.vocab_size;
-    if (o->teacher && o->verb == VERB_PLAN)
-        die_usage("--teacher: plan the teacher by plan --for logprobs --model %s, and the student without --teacher, "
-                  "with the memory that is left as --memory-limit",
-                  o->teacher);
     if (o->teacher && !o->sp) die_usage("--teacher: not with --sp auto; give --sp S, or --teacher-logprobs FILE");
     if (objective_needs_top(&settings->objective)) settings->teacher_k = min_size(o->teacher_top_k, ids);
     if (objective_needs_top(&settings->objective) && o->teacher_logprobs) {
@@ -305,7 +301,7 @@ static void settings_add_teacher(RunSettings *settings, const Options *o) {
                       o->teacher_logprobs, (unsigned long long)file.header.vocabulary, ids, ids);
         logprobs_close(&file);
     }
-    if (!options_logprobs(o) || !o->top_k) return;
+    if (!options_logprobs(o) || !(o->top_k || o->vocabulary)) return;
     settings->vocabulary = o->vocabulary ? min_size(o->vocabulary, ids) : ids, settings->top_k = o->top_k;
     if (o->top_k > settings->vocabulary)
         die_usage("--top-k %zu: above the %zu ids of the %s", o->top_k, settings->vocabulary,

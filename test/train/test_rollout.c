@@ -598,7 +598,8 @@ TEST(a_teacher_is_grpo_with_its_advantages) {
     assert_int_equal(step(r, 1), 1);
     Batch *b = &r->rollout.sequence[0];
     assert_true(b->documents == P && isnan(r->rollout.reward[0]));
-    assert_true(isnan(metric_named(&r->rollout.metrics, "frac_reward_zero_std")) && metric(&r->rollout, "left_out") == 0);
+    assert_true(isnan(metric_named(&r->rollout.metrics, "frac_reward_zero_std")) &&
+                metric(&r->rollout, "left_out") == 0);
     assert_true(metric(&r->rollout, "completions/mean_length") * P == r->rollout.counts.tokens);
 
     device_write(ops_device, s->memory.weights, r->model.dtype, teacher, r->model.elements);
