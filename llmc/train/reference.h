@@ -314,11 +314,13 @@ static void live_begin(Run *run, const Options *o, const DataLoader *data, Seque
     run_open(&live->run, &live->options, NULL);
     live_check(&live->run, run, data);
     run_find_tokenizer(&live->run);
-    const char *path = live->run.tokenizer_path;
-    if (data && *path && !o->any_tokenizer && tokenizer_fingerprint(path) != data->shard[0].header.tokenizer)
-        die_usage("--teacher %s: its tokenizer %s is not that of --data; give a teacher with the student's tokenizer, "
-                  "or --any-tokenizer if its pieces are the same",
-                  o->teacher, path);
+    const char *path = live->run.tokenizer_path, *fault = NULL;
+    if (data && *path && !o->any_tokenizer)
+        fault = shard_tokenizer_fault(&data->shard[0].header, path, run->tokenizer_path);
+    if (fault)
+        die_usage("--teacher %s: its tokenizer %s %s; give a teacher with the student's tokenizer, or --any-tokenizer "
+                  "if its pieces are the same",
+                  o->teacher, path_last(path), fault);
     run_allocate(&live->run, bound);
     run_load_weights(&live->run);
     if (o->verb == VERB_TRAIN) run->teacher.header.model_key = run_model_key(&live->run, 0);
