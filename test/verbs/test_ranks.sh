@@ -106,7 +106,7 @@ together 4 --zero 3
 together 2 --sp 2
 
 # A teacher, from its file or with the student: ranks share its passes and its weights.
-succeeds train --init "$(echo $TINY | sed s/layers=2/layers=4/)" --seed 8 --data "$WORK/train.bin" --seq-len 60 --steps 1 --out "$WORK/teacher" --quiet
+succeeds train --init "$(echo $TINY | sed s/layers=2/layers=4/)" --seed 8 --data "$WORK/train.bin" --seq-len 60 --batch 6 --steps 60 --lr 1e-2 --schedule constant --out "$WORK/teacher" --quiet
 succeeds logprobs --model "$WORK/teacher" --data "$WORK/train.bin" --seq-len 60 --batch 3 --top-k 8 --out "$WORK/x.teacher" --quiet
 for teacher in "--teacher-logprobs $WORK/x.teacher" "--teacher $WORK/teacher"; do
     for way in forward reverse; do
