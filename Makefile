@@ -317,7 +317,7 @@ bench:
 
 # The driver also compiles as C++20.
 check-cxx:
-	$(CXX) -std=c++20 -D_GNU_SOURCE $(CXX_WARNINGS) -I. -fsyntax-only -x c++ train_gpt.cu
+	$(CXX) -std=c++20 -D_GNU_SOURCE $(HAVE_LIBEVENT:yes=-DHAVE_LIBEVENT) $(CXX_WARNINGS) -I. -fsyntax-only -x c++ train_gpt.cu
 
 LINTED  = llmc/ops/cpu/ops_cpu.c data/pack_bytes.c
 SOURCES = $(shell git ls-files '*.c' '*.h' '*.cu' '*.cuh' '*.cc')

@@ -50,7 +50,7 @@ static void serve_caught(int code, const char *message) {
     longjmp(serve_jump, 1);
 }
 
-// Refuses a request and forgets it.
+// Refuses a request; serve_look forgets it.
 static void serve_refuse(Serve *s, Ask *a, int status, const char *message) {
     if (a->request)
         http_refuse(&s->http, a->request, status, status < 500 ? "invalid_request_error" : "server_error", message);
@@ -108,6 +108,7 @@ static void serve_chat(Serve *s, HttpRequest *request, const char *text, size_t 
     } else {
         die_caught = NULL;
         serve_refuse(s, a, 400, serve_message);
+        serve_remove(s, s->asks - 1);
     }
 }
 
@@ -196,8 +197,10 @@ static LineOut serve_render_line(const Serve *s, const Ask *a) {
 // Gives the renderer the request that has waited longest. Its process is started by the first one.
 static void serve_render_begin(Serve *s) {
     Reward of = {0};
-    for (size_t i = 0; i < s->asks && !s->rendering; i++)
-        if (s->ask[i]->stage == ASK_RENDERS || s->ask[i]->stage == ASK_PARSES) s->rendering = s->ask[i];
+    for (size_t i = 0; i < s->asks && !s->rendering; i++) {
+        Ask *a = s->ask[i];
+        if (a->request && (a->stage == ASK_RENDERS || a->stage == ASK_PARSES)) s->rendering = a;
+    }
     if (!s->rendering) return;
     of.who = "the renderer", of.option = "a shorter chat", of.take = serve_rendered;
     of.answer_room = ((size_t)1 << 22) + 12 * s->capacity;
