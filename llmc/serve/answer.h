@@ -201,10 +201,10 @@ static void answer_end(const Answerer *s, Ask *a) {
 }
 
 // Streams what became final since the last chunk; the first chunk begins the stream, and one with a finish ends it. An
-// answer that may have calls is streamed at its end, from the renderer's message.
+// answer that the renderer parses is streamed at its end, from the renderer's message.
 static void answer_chunk(const Answerer *s, Ask *a, const cJSON *message) {
-    const int first = !a->told, ends = a->finish && (message || !a->tools);
-    const AskParts none = {0, 0, 0, 0}, p = a->tools ? none : ask_parts(a, s->decoder->tokenizer);
+    const int first = !a->told, ends = a->finish && (message || !a->parses);
+    const AskParts none = {0, 0, 0, 0}, p = a->parses ? none : ask_parts(a, s->decoder->tokenizer);
     const size_t thought = p.thought + a->thought_given, content = p.content + a->content_given;
     const size_t thoughts = p.thought_end > thought ? p.thought_end - thought : 0;
     const size_t contents = p.content_end > content ? p.content_end - content : 0;

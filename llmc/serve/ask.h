@@ -40,6 +40,7 @@ typedef struct {
     const char *stop[ASK_STOPS];
     size_t stops;
     int streams, usage, logprobs, gives_ids;
+    int parses; // 1: the renderer parses the answer
     // its answer
     const int32_t *ids;  // [tokens] drawn tokens
     size_t tokens, told; // told: tokens whose ids and log-probabilities were given

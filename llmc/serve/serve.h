@@ -75,6 +75,8 @@ static void serve_ready(Serve *s, Ask *a) {
             a->prompt.count, s->capacity);
     a->room = min_size(a->room, s->capacity - a->prompt.count + 1);
     a->begins_in_thought = ask_opens_thought(s->prompt.tokenizer, &a->prompt);
+    // special tokens that mark reasoning, as in gpt-oss and Gemma 4, are not in the text
+    a->parses = a->tools || (*s->render_command && s->prompt.tokenizer->section_bytes[SECTION_THOUGHT_END]);
     a->text = (char *)checked_malloc(a->room * s->token_bytes, "an answer");
     a->out = text_out_to(NULL, a->text);
     if (a->logprobs)
@@ -237,7 +239,7 @@ static void serve_render_end(Serve *s) {
     const cJSON *message = json_get(answer, "message");
     s->rendering = NULL;
     if (a->stage == ASK_PARSES) {
-        if (!cJSON_IsObject(message)) a->tools = NULL; // the answer is its text
+        if (!cJSON_IsObject(message)) a->parses = 0; // the answer is its text
         serve_answer(s, a, cJSON_IsObject(message) ? message : NULL);
     } else if (s->renderer.failed) {
         serve_refuse(s, a, 500, s->renderer.message);
@@ -340,7 +342,7 @@ static void serve_token(Serve *s, size_t slot, int last) {
     if (a->logprobs) answer_scores(&s->answerer, a, a->ids[a->tokens]);
     ask_token(a, &s->prompt, last && text->ended, last);
     if (a->streams) answer_chunk(&s->answerer, a, NULL);
-    if (a->finish && !a->tools) serve_answer(s, a, NULL);
+    if (a->finish && !a->parses) serve_answer(s, a, NULL);
 }
 
 // Takes the end of a text (SamplerTurns).
