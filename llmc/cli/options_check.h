@@ -154,9 +154,8 @@ static void options_check_steps(const Options *o) {
         {train && o->val_every && !o->val_data.count, "--val-every needs --val-data, the shards to validate on"},
         {rollout && train && !distill && !o->reward_command.count && !o->environment_command,
          "--rollout needs --reward-command, which says what a completion is worth, or --environment-command"},
-        {rollout && distill && (o->reward_command.count || o->environment_command),
-         "--objective distill with --rollout: the teacher judges each token; leave --reward-command and "
-         "--environment-command out"},
+        {rollout && distill && o->reward_command.count,
+         "--objective distill with --rollout: the teacher judges each token; leave --reward-command out"},
         {rollout && distill && o->teacher_logprobs,
          "--teacher-logprobs is of the texts in the data; --rollout writes its own, so give --teacher PATH"},
         {rollout && distill && (o->updates > 1 || o->overlap),

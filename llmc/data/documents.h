@@ -148,7 +148,7 @@ static const struct {
 } data_kinds[] = {{"documents", "text; messages; prompt, completion", "sft or distill"},
                   {"preference pairs", "chosen, rejected, maybe prompt", "dpo, simpo or orpo"},
                   {"groups of completions with rewards", "prompt, completions, rewards", "grpo, gspo or cispo"},
-                  {"prompts alone", "prompt, maybe answer", "grpo, gspo or cispo with --rollout"},
+                  {"prompts alone", "prompt, maybe answer", "grpo, gspo, cispo or distill with --rollout"},
                   {"documents with an advantage for each token", "ids, train, advantages", "ppo"},
                   {"labelled answers", "prompt, completion, label; or pairs prepared with --format unpaired", "kto"}};
 

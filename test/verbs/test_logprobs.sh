@@ -232,6 +232,12 @@ refuses 2 'the teacher judges each token' train $texts $live --reward-command tr
 refuses 2 'writes its own, so give --teacher' train $texts --teacher-logprobs "$WORK/few6.teacher"
 refuses 2 '--val-data: not with --rollout' train $texts $live --val-data "$WORK/prompts.bin"
 refuses 2 'group-size 1: an advantage compares' train $texts --objective grpo --group-size 1 --reward-command true
+if command -v python3 >/dev/null; then # turns with an environment, too
+    in_two_parts turns 4 '' $texts $live --group-size 3 --lr 1e-2 --seq-len 60 --max-turns 3 --stop-ids "$(seq -s, 0 3 93)" \
+        --render-command 'exec python3 data/render.py . bytes' --environment-command \
+        'while read -r x; do echo "{\"messages\": [{\"role\": \"tool\", \"content\": \"12\"}], \"reward\": 0.5, \"done\": false}"; done'
+    check 'its turns are learned' grep -q '"environment/turns": [2-9].*"kl": [1-9]' "$WORK/turns/log.jsonl"
+fi
 cp $GOLDEN/tokenizers/gpt2.tok "$WORK/teacher/tokenizer.tok"
 refuses 2 'tokenizer.tok is not that of the data, whose own tokenizer.tok is not next to them' train $texts $live
 succeeds train $texts $live --any-tokenizer --steps 1
