@@ -99,8 +99,6 @@ static void options_check_files(const Options *o) {
          "--context-memory takes one text, and --serve answers many; leave one of the two out"},
         {o->serve && (o->chat || o->json || o->show_special || o->ignore_eos),
          "--serve answers chats as JSON until their end: leave --chat, --json, --show-special and --ignore-eos out"},
-        {o->serve_token && !o->serve, "--serve-token has no meaning without --serve"},
-        {sample && option_given(o, "render-command") && !o->serve, "--render-command has no meaning without --serve"},
         {prompts > 1, "--prompt, --prompt-file, --prompt-ids, --prompts and --serve exclude each other: give one "
                       "prompt or a file of them"},
         {sample && option_given(o, "slots") && !o->prompts && !o->serve,
