@@ -232,8 +232,7 @@ SIZE(teacher_top_k, "teacher-top-k", "64", 1, MOST_TOKENS, LOSSES, "K",
 
 SECTION("Rollout")
 FLAG(rollout, "rollout", SHORT(ON(TRAIN)) | STEPS,
-     "grpo, gspo, cispo, distill: write completions during training; --group-size for each of --batch prompts of "
-     "--data a step")
+     "grpo, gspo, cispo, distill: write completions; --group-size for each of --batch prompts of --data a step")
 PATHS(reward_command, "reward-command", SHORT(ON(TRAIN)), "COMMAND...",
       "programs that say what a completion is worth; one or more, each quoted; the shell starts each once. It reads a "
       "JSON object {\"prompt\", \"completion\", \"reference\", ...} on a line, and answers with a number or null")

@@ -189,7 +189,7 @@ static void options_check_steps(const Options *o) {
         {rollout && train && (o->save_every.steps % o->updates || o->steps % o->updates),
          "--save-every and --steps must be multiples of --updates: a rollout that is half used cannot be written "
          "again"},
-        {option_given(o, "group-size") && (o->data.count || distill) && !rollout,
+        {option_given(o, "group-size") && o->data.count && !rollout,
          "--group-size has no meaning here: groups are as large as they are in --data"},
     };
     options_check_rules(o, rules, sizeof(rules) / sizeof(rules[0]));
