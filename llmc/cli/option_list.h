@@ -216,7 +216,7 @@ TEXT(teacher_logprobs, "teacher-logprobs", NULL, LOSSES, "FILE",
      "distill: the teacher's likeliest tokens of --data, written by logprobs --top-k")
 TEXT(teacher, "teacher", NULL, LOSSES, "PATH",
      "distill: a teacher that runs with the student, a forward pass for each micro-batch; first takes the memory that "
-     "it needs")
+     "it needs; in a plan also a preset")
 CHOICE(BaseWeights, teacher_base, "teacher-base", "auto", BASE_AUTO, BASE_FP8, LOSSES, "auto|none|nf4|fp4|mxfp4|fp8",
        "as --base, for --teacher")
 CHOICE(Place, teacher_on, "teacher-on", "auto", PLACE_AUTO, PLACE_DISK, LOSSES, PLACE_WORDS,

@@ -48,11 +48,11 @@ static void plan_teacher(TeacherPlan *t, Run *run, const DataLoader *data, const
 // Plans the teacher as a run places it. Refuses a teacher that does not fit. The student keeps what *bounds is then.
 static void plan_teacher_first(TeacherPlans *t, Run *run, const DataLoader *data, WayBounds *bounds) {
     plan_teacher(&t->chosen, run, data, bounds, run->options->teacher_on);
+    char bytes[96];
     if (!t->chosen.way.fits)
-        die("--teacher %s: needs %s of %s on the device; give --teacher-base nf4, --teacher-on host or disk, or a "
-            "shorter --seq-len",
-            run->options->teacher, human_bytes((double)t->chosen.way.bytes[PLACE_DEVICE]),
-            human_bytes((double)bounds->limit));
+        die("--teacher %s: does not fit: needs %s; the device has %s; give --teacher-base nf4, another --teacher-on, "
+            "more host= or disk= to --machine, or a shorter --seq-len",
+            run->options->teacher, way_bytes(&t->chosen.way, bytes), human_bytes((double)bounds->limit));
     *bounds = t->chosen.left;
 }
 

@@ -201,7 +201,7 @@ check "in each micro-batch of a step" close "$(of_teacher moved_bytes)" $((3 * b
 check 'a token of a file has 12 + 8 k bytes' [ "$(of_teacher file_bytes_per_token)" = 524 ]
 succeeds $card --teacher qwen3-4b
 check 'two other places' [ "$(grep -o '"step_seconds": [0-9]' "$WORK/out" | wc -l)" = 2 ]
-refuses 1 'qwen3-32b: needs [0-9.]* GiB of [0-9.]* GiB on the device; give --teacher-base nf4' $card --teacher qwen3-32b --teacher-base none --grad-accum 1 --machine 4090,host=0
+refuses 1 'qwen3-32b: does not fit: needs [0-9.]* GiB; the device has [0-9.]* GiB; give --teacher-base nf4' $card --teacher qwen3-32b --teacher-base none --grad-accum 1 --machine 4090,host=0
 refuses 2 '--teacher: plans a student.s training' plan --teacher qwen3-4b --objective distill --machine h100
 
 # Texts that the student writes: it comes nearer by both losses, also one text a prompt; a run in two parts is one run.
