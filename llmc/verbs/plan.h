@@ -179,7 +179,7 @@ static void plan_print(const PlanResult *r, const DataLoader *data) {
     if (run->settings.backward && !run->settings.optimizer) {
         fprintf(out, "train     the same options with an optimizer need %s", human_bytes((double)r->train_bytes));
         if (r->train_longest) fprintf(out, "; longest --seq-len %zu", r->train_longest);
-        fputs(r->bounds.limit && !r->train_longest ? "; no length fits\n" : "\n", out);
+        fputs(r->bounds.limit && !r->train_longest && !run->live ? "; no length fits\n" : "\n", out);
     }
     for (size_t i = 0, said = 0; i < r->orders + r->ways_count; i++) {
         const WayToTrain *w = i < r->orders ? &r->order[i] : &r->ways[i - r->orders];
@@ -236,7 +236,7 @@ static void plan_result_json(const PlanResult *r, const DataLoader *data) {
     if (run->live) teacher_json(&json, run, &r->teacher);
     json_bool(&json, "optimizer_update", run->settings.optimizer);
     if (run->settings.backward && !run->settings.optimizer) json_size(&json, "train_total_bytes", r->train_bytes);
-    if (run->settings.backward && !run->settings.optimizer && limit)
+    if (run->settings.backward && !run->settings.optimizer && limit && !run->live)
         json_size(&json, "train_max_seq_len", r->train_longest);
     if (limit || machine) json_size(&json, "usable_bytes", limit ? limit : machine_usable_bytes(machine));
     const size_t host = run_search(run, limit).limits.bytes[PLACE_HOST];
@@ -417,7 +417,7 @@ static void plan_training(PlanResult *r, const Run *run, size_t limit) {
     settings_add_optimizer(&train.settings, run->options);
     run_plan(&train, &r->bounds.shape, limit);
     r->train_bytes = train.plan.total_bytes;
-    if (limit) r->train_longest = run_longest(&train, r->bounds.documents, limit);
+    if (limit && !run->live) r->train_longest = run_longest(&train, r->bounds.documents, limit);
 }
 
 static int verb_plan(const Options *given) {
