@@ -50,8 +50,8 @@ static void plan_teacher_first(TeacherPlans *t, Run *run, const DataLoader *data
     plan_teacher(&t->chosen, run, data, bounds, run->options->teacher_on);
     char bytes[96];
     if (!t->chosen.way.fits)
-        die("--teacher %s: does not fit: needs %s; the device has %s; give --teacher-base nf4, another --teacher-on, "
-            "more host= or disk= to --machine, or a shorter --seq-len",
+        die("--teacher %s: does not fit: needs %s; the device has %s; give --teacher-base nf4, another --teacher-on, a "
+            "larger --machine, or a shorter --seq-len",
             run->options->teacher, way_bytes(&t->chosen.way, bytes), human_bytes((double)bounds->limit));
     *bounds = t->chosen.left;
 }
