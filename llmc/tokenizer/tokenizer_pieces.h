@@ -1,7 +1,7 @@
 /*
-Compares the pieces of two tokenizers, each a tokenizer.tok or a Hugging Face tokenizer.json: the bytes that an id stands
-for. A teacher reads its student's ids (llmc/train/reference.h), so both must have the same pieces. Chat templates,
-merges and flags of special tokens may differ, and one may have more added tokens.
+Compares the pieces of two tokenizers, each a tokenizer.tok or a Hugging Face tokenizer.json: the bytes that an id
+stands for. A teacher reads its student's ids (llmc/train/reference.h), so both must have the same pieces. Chat
+templates, merges and flags of special tokens may differ, and one may have more added tokens.
 */
 #ifndef LLMC_TOKENIZER_PIECES_H
 #define LLMC_TOKENIZER_PIECES_H

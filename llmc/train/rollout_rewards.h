@@ -208,7 +208,8 @@ static const Reward *rollout_answers(Rollout *r) {
     return failed;
 }
 
-// Gets the rewards, from the commands or from the rank that asks them. Computes the weighted sums; NAN without commands.
+// Gets the rewards, from the commands or from the rank that asks them. Computes the weighted sums; NAN without
+// commands.
 static void rollout_rewards(Rollout *r, size_t step) {
     const RolloutSettings *s = &r->settings;
     const size_t texts = s->prompts * s->group_size;

@@ -1,8 +1,8 @@
 /*
-`plan --teacher`: a teacher that runs with its student (llmc/train/reference.h). A run allocates the teacher first, so it
-is planned first, and the student with the rest. The estimate of a step includes the teacher's passes. On a named machine
-other places of the teacher's weights are planned, too. In place of the teacher a file of its likeliest tokens may be
-read (llmc/data/teacher.h).
+`plan --teacher`: a teacher that runs with its student (llmc/train/reference.h). A run allocates the teacher first, so
+it is planned first, and the student with the rest. The estimate of a step includes the teacher's passes. On a named
+machine other places of the teacher's weights are planned, too. In place of the teacher a file of its likeliest tokens
+may be read (llmc/data/teacher.h).
 */
 #ifndef LLMC_PLAN_TEACHER_H
 #define LLMC_PLAN_TEACHER_H
