@@ -15,6 +15,7 @@ typedef struct {
     size_t ids, own;   // largest id + 1; of the model's own vocabulary, without added tokens
     const char **text; // [ids] NULL: no piece
     size_t *bytes;     // [ids]
+    double most;       // ids are below the bytes of tokenizer.json, which has a few bytes for each
     Tokenizer *file;   // of a tokenizer.tok, else NULL
     cJSON *root;       // of a tokenizer.json, else NULL
 } Pieces;
@@ -78,7 +79,7 @@ static void pieces_set_text(Pieces *p, size_t id, const char *text, size_t bytes
 
 static void pieces_set(Pieces *p, const cJSON *id, char *name, int alphabet, int added) {
     const double number = id && cJSON_IsNumber(id) ? id->valuedouble : -1;
-    if (!name || !(number >= 0 && number < INT32_MAX) || number != floor(number))
+    if (!name || !(number >= 0 && number < p->most) || number != floor(number))
         die("%s: is not a tokenizer: a piece has no name or no id; copy the file again", p->path);
     const size_t at = (size_t)number, length = strlen(name);
     if (at >= p->ids) {
@@ -93,6 +94,7 @@ static void pieces_set(Pieces *p, const cJSON *id, char *name, int alphabet, int
 static void pieces_read_json(Pieces *p) {
     size_t length;
     char *text = input_read_text(p->path, TOKENIZER_JSON_MAX, &length);
+    p->most = (double)length;
     for (char *at = text; (at = strchr(at, '\\')) && at[1]; at += 2) // cJSON would end a name at \u0000
         if (!strncmp(at + 1, "u0000", 5)) memcpy(at + 1, "ue000", 5);
     p->root = cJSON_ParseWithLength(text, length); // keys may have control characters
