@@ -21,11 +21,9 @@ import os
 import re
 import sys
 
-CALL = re.compile(r"(?s)<tool_call>\s*(.*?)\s*</tool_call>")
 XML = re.compile(r"(?s)<function=([^>\s]+)>(.*?)</function>")
 PARAMETER = re.compile(r"(?s)<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>")
 ARGUMENT = re.compile(r"(?s)<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>")
-MISTRAL = re.compile(r"(?s)\[TOOL_CALLS\]\s*(?:([\w.-]+)\[ARGS\])?(.*?)(?=\[TOOL_CALLS\]|$)")
 
 
 # ---- tool calls --------------------------------------------------------------------------------------------------------------
@@ -56,34 +54,59 @@ def call(found):
 
 
 def tagged_call(text):
-    """Returns (name, arguments) of the inside of <tool_call>: JSON, a function in XML (Qwen3-Coder), or keys and values (GLM)."""
+    """Returns the calls inside <tool_call>: JSON, a function in XML (Qwen3-Coder), or keys and values (GLM)."""
     if xml := XML.fullmatch(text):
-        return xml[1], {key: value_of(value) for key, value in PARAMETER.findall(xml[2])}
+        return [(xml[1], {key: value_of(value) for key, value in PARAMETER.findall(xml[2])})]
     if text.startswith("{"):
-        return call(json_of(text))
+        return [call(json_of(text))]
     name = re.match(r"[\w.-]+", text)
     if not name or text[name.end():].strip() and not ARGUMENT.search(text):
         raise Unread
-    return name[0], {key: value_of(value) for key, value in ARGUMENT.findall(text)}
+    return [(name[0], {key: value_of(value) for key, value in ARGUMENT.findall(text)})]
+
+
+def mistral_call(name, value):
+    value = json_of(value)
+    return [call({"name": name, "arguments": value})] if name else [*map(call, value if isinstance(value, list) else [value])]
+
+
+def gemma_call(name, arguments):
+    """Reads Gemma 4's arguments: JSON, but with bare keys, and strings between marks."""
+    parts = arguments.split('<|"|>')
+    parts[::2] = [re.sub(r"(?<=[{,])\s*([^{}\[\],:]+):", lambda key: json.dumps(key[1]) + ":", part) for part in parts[::2]]
+    parts[1::2] = map(json.dumps, parts[1::2])
+    return [call({"name": name, "arguments": json_of("".join(parts))})]
+
+
+FORMS = (  # (what a template of the form has, what a turn with calls has, a call, its reader)
+    ("<tool_call>", "<tool_call>", re.compile(r"(?s)<tool_call>\s*(.*?)\s*</tool_call>"), tagged_call),
+    ("<|tool_call>", "<|tool_call>", re.compile(r"(?s)<\|tool_call>call:([\w.-]+)(\{.*?\})<tool_call\|>"), gemma_call),
+    ("<|channel|>commentary", "to=functions.", re.compile(r"(?s)(?:<\|channel\|>\w+)?\s*to=functions\.([\w.-]+)[^{]*?<\|message\|>(.*)"),
+     mistral_call),
+    ("[TOOL_CALLS]", "[TOOL_CALLS]", re.compile(r"(?s)\[TOOL_CALLS\]\s*(?:([\w.-]+)\[ARGS\])?(.*?)(?=\[TOOL_CALLS\]|$)"), mistral_call))
 
 
 def calls_of(text, template):
     """Returns (text without its calls, [(name, arguments)]), by the forms that the template writes. Raises Unread for a damaged call."""
-    if "<tool_call>" in template and "<tool_call>" in text:
-        found = CALL.findall(text)
-        if len(found) != text.count("<tool_call>"):
-            raise Unread
-        return CALL.sub("", text).strip(), [*map(tagged_call, found)]
-    if "[TOOL_CALLS]" in template and "[TOOL_CALLS]" in text:
-        pairs = []
-        for name, value in MISTRAL.findall(text):
-            value = json_of(value)
-            pairs += [call({"name": name, "arguments": value})] if name else map(call, value if isinstance(value, list) else [value])
-        return text[:text.index("[TOOL_CALLS]")].strip(), pairs
+    for own, mark, pattern, read in FORMS:
+        if own in template and mark in text:
+            found = [*pattern.finditer(text)]
+            if len(found) != text.count(mark):
+                raise Unread
+            return pattern.sub("", text).strip(), [one for match in found for one in read(*match.groups())]
     bare = text.strip().removeprefix("<|python_tag|>")
     if '"parameters": ' in template and bare.startswith("{") and '"name"' in bare:
         return "", [call(json_of(bare))]
     return text, []
+
+
+def harmony(text):
+    """Returns the messages of gpt-oss's turn as one text: reasoning in <think>, what is said, a call."""
+    parts = [part.partition("<|message|>") for part in text.split("<|start|>assistant")]
+    thought = "\n".join(body.removesuffix("<|end|>") for header, _, body in parts if "<|channel|>analysis" in header)
+    said = "".join(header + mark + body if "to=" in header or not mark else body.removesuffix("<|end|>")
+                   for header, mark, body in parts if "<|channel|>analysis" not in header)
+    return f"<think>\n{thought}\n</think>\n\n{said}" if thought else said
 
 
 # ---- renderers ---------------------------------------------------------------------------------------------------------------
@@ -125,18 +148,25 @@ class Renderer:
         if self.encoder.fingerprint != made["plan"]["tokenizer"]["fingerprint"]:
             raise ValueError(f"{tokenizer}: is not the tokenizer with which {data} was prepared; give that one")
         self.failures = (templates.Endless, encode.SetupFailure)
+        self.template = self.encoder.template.text if self.encoder.template else ""
+        try:  # a template may refuse or leave out a tool's answer after a turn without a call, as gpt-oss's and Gemma 4's do
+            roles = ("user", "Q"), ("assistant", "A"), ("tool", "QzT")
+            shown = self.rendering({}, [{"role": role, "content": text} for role, text in roles]) if self.template else "QzT"
+        except (records.Rejected, templates.TemplateFailure):
+            shown = ""
+        self.needs_call = "QzT" not in shown
 
     def text(self, ids):
         return self.encoder.tokenizer.decode(ids, skip_special_tokens=False)
 
     def said(self, ids, ended, turn):
         raw = self.text(ids[:-1] if ended else ids).replace("\0", "\ufffd")
-        message = {"role": "assistant", "content": raw}
-        thought, end, answer = raw.partition("</think>")
+        message = {"role": "assistant", "content": harmony(raw) if "<|channel|>analysis" in self.template else raw}
+        thought, end, answer = self.encoder.tagged([message])[0]["content"].partition("</think>")
         if end:
             message.update(reasoning_content=thought.lstrip().removeprefix("<think>").strip("\n"), content=answer.lstrip("\n"))
         try:
-            content, calls = calls_of(message["content"], self.encoder.template.text if self.encoder.template else "")
+            content, calls = calls_of(message["content"], self.template)
         except Unread:
             calls, message["malformed_call"] = [], True
         if calls:
@@ -169,13 +199,24 @@ class Renderer:
         added = self.encoder.encoding(text[len(self.text(ids[:low])):]).ids.tolist()
         return (low, added) if low > alike and self.text(ids[:low] + added) == text else (alike, whole[alike:].tolist())
 
+    def forms(self, messages):
+        """Returns a conversation with the assistant's turns as raw text, and with parsed turns. What needs a call without one is the user's."""
+        raw, parsed, called = [], [], True
+        for message in messages:
+            bare = {key: value for key, value in message.items() if key not in ("raw", "malformed_call")}
+            if message["role"] == "assistant":
+                called = "tool_calls" in message
+            elif message["role"] == "tool" and self.needs_call and not called:
+                bare["role"] = "user"
+            parsed.append(bare)
+            raw.append({"role": "assistant", "content": message["raw"]} if "raw" in message and not (self.needs_call and called) else bare)
+        return raw, parsed
+
     def render(self, ids, row, messages, most):
         if "messages" not in row:  # a prompt of plain text
             return {"keep": len(ids), "ids": self.encoder.encoding(after_last_turn(messages)).ids[:most + 1].tolist()}
-        without = lambda message: {key: value for key, value in message.items() if key not in ("raw", "malformed_call")}
-        raw = [{"role": "assistant", "content": message["raw"]} if "raw" in message else message for message in messages]
         best = failure = None
-        for form in (raw, [*map(without, messages)]):
+        for form in self.forms(messages):
             try:
                 keep, added = self.kept(ids, self.rendering(row, form))
             except (records.Rejected, templates.TemplateFailure) as error:
