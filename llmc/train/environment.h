@@ -220,7 +220,8 @@ static void trajectory_continue(Rollout *r, size_t i, size_t kept, const cJSON *
     Completion *text = &r->completion[i];
     const size_t most = s->environment.tokens + 1, added = (size_t)cJSON_GetArraySize(ids);
     const int forks = kept < t->tokens;
-    const size_t all = t->all + added + (forks && kept <= PREFIX_LEAST ? kept : 0); // such a prefix is computed again
+    const int again = forks && (kept <= PREFIX_LEAST || !s->shares); // the old path computes its beginning again
+    const size_t all = t->all + added + (again ? kept : 0);
     const cJSON *id;
     if (all >= most || !(kept + added)) {
         t->truncated = 1;
@@ -229,7 +230,10 @@ static void trajectory_continue(Rollout *r, size_t i, size_t kept, const cJSON *
     }
     if (forks) {
         const OldPath old = {kept, t->old_tokens, t->tokens - kept};
+        const size_t k = r->text_routes / s->environment.tokens; // routes of a token
         memcpy(t->old + old.begin, t->ids + kept, old.tokens * sizeof(int32_t));
+        if (r->route) // the last token ran through no layer
+            memcpy(t->old_route + old.begin * k, text->route + kept * k, (old.tokens - 1) * k * sizeof(uint16_t));
         t->old_tokens += old.tokens, t->path[t->paths++] = old;
         text->seed = random_bits(text->seed, RANDOM_STREAM_FORKS, t->paths);
     }

@@ -217,24 +217,32 @@ static void trajectories_pack(Rollout *r) {
 }
 
 // Appends path p of a trajectory to a sequence, after path p + 1. masked: the tokens have no weight
-static void trajectory_add_path(Batch *b, const Trajectory *t, size_t p, size_t text, float reward, int masked) {
+static void trajectory_add_path(const Rollout *r, Batch *b, size_t p, size_t text, int masked) {
+    const Trajectory *t = &r->agents.text[text];
     const OldPath *old = p < t->paths ? &t->path[p] : NULL;
-    const size_t n = (old ? old->kept + old->tokens : t->tokens) - 1, start = b->N;
-    const int32_t *next = b->tokens + (b->documents ? b->document_start[b->documents - 1] : 0);
-    for (size_t i = 0; i < n; i++, b->N++) {
-        b->tokens[b->N] = !old ? t->ids[i] : i < old->kept ? next[i] : t->old[old->begin + i - old->kept];
+    const BatchRoutes *routes = &b->routes;
+    const size_t tokens = old ? old->kept + old->tokens : t->tokens, start = b->N, each = routes->layers * routes->k;
+    const size_t next = b->documents ? b->document_start[b->documents - 1] : 0, own = old ? old->kept : 0;
+    const int32_t *ids = old ? t->old + old->begin : t->ids; // from position `own` on
+    const uint16_t *route = old ? t->old_route + old->begin * each : r->completion[text].route;
+    for (size_t i = 0; i + 1 < tokens; i++, b->N++) {
+        b->tokens[b->N] = i < own ? b->tokens[next + i] : ids[i - own];
         b->targets[b->N] = -1, b->loss_weight[b->N] = 1, b->position[b->N] = (int32_t)i, b->advantage[b->N] = 0;
+        for (size_t l = 0; l < routes->layers; l++)
+            memcpy(batch_route(b, l, b->N),
+                   i < own ? batch_route(b, l, next + i) : route + (i - own) * each + l * routes->k,
+                   routes->k * sizeof(uint16_t));
     }
     for (size_t k = 0; k < t->turns; k++) {
         const AgentTurn *turn = &t->turn[k];
         for (size_t i = turn->begin; turn->path == p && i < turn->begin + turn->tokens; i++) {
             const size_t at = start + i - 1;
-            b->targets[at] = !old ? t->ids[i] : i < old->kept ? next[i] : t->old[old->begin + i - old->kept];
+            b->targets[at] = i < own ? b->tokens[next + i] : ids[i - own];
             b->loss_weight[at] = masked ? 0 : 1;
             b->advantage[at] = (float)turn->advantage;
         }
     }
-    b->trajectory[b->documents] = text, b->reward[b->documents] = reward;
+    b->trajectory[b->documents] = text, b->reward[b->documents] = r->reward[text];
     b->document_start[++b->documents] = b->N;
 }
 
@@ -273,12 +281,13 @@ static void trajectories_fill(Rollout *r) {
             const Trajectory *t = &a->text[k];
             if (a->sequence[k] != i) continue;
             for (size_t p = t->paths + 1; p-- > 0;)
-                trajectory_add_path(b, t, p, k, r->reward[k], r->settings.mask_truncated && t->truncated);
+                trajectory_add_path(r, b, p, k, r->settings.mask_truncated && t->truncated);
         }
         if (!b->documents) {                // only other replicas have sequences now
             b->tokens[0] = r->documents[0]; // this token is not trained on
             *b = batch_empty(b);
-        } else {
+            memset(&b->routes, 0, sizeof(b->routes));
+        } else if (trees) {
             b->tree = trajectories_tree(r, b, &trees);
         }
         rest = batch_behind(rest, b->N, b->documents);

@@ -43,6 +43,9 @@ END
 planned=$(sed -n 's/^memory  *\([0-9.]* [KMG]iB\) planned.*/\1/p' "$WORK/out")
 run plan $common --environment-command true --verbose
 check 'plan = run' [ "$(sed -n 's/^memory  *\([0-9.]* [KMG]iB\) planned.*/\1/p' "$WORK/out")" = "$planned" ]
+for more in '--share-prefixes off' '--lora-dropout 0.1' '--method seco'; do
+    succeeds train $common "$@" --environment-command "$(environment 7 0 calm)" --steps 1 --lora-rank 2 $more
+done
 for key in turns errors forks seconds truncated; do
     check "the log has $key" [ "$(grep -c "\"environment/$key\": [0-9]" "$WORK/straight/log.jsonl")" = 24 ]
 done
@@ -92,8 +95,7 @@ check 'a checkpoint ends the record' [ ! -s "$WORK/random-run/environment.jsonl"
 refuses 2 'reward-command out' train $common "$@" --environment-command true --reward-command true
 refuses 2 'needs --seq-len' train --init $TINY --data "$WORK/prompts.bin" --rollout --objective grpo --environment-command true
 refuses 2 'not with --overlap' train $common "$@" --environment-command true --overlap
-refuses 2 'share-prefixes off' train $common "$@" --environment-command true --share-prefixes off
-refuses 2 'share-prefixes off' train $common "$@" --environment-command true --lora-rank 2 --lora-dropout 0.1
+refuses 2 'not with --sp' train $common "$@" --environment-command true --sp 2
 refuses 2 'leave no room for a turn' train $common "$@" --environment-command true --seq-len 8
 refuses 2 'needs? --environment-command|without --environment-command' train $common --reward-command true --max-turns 3
 refuses 1 'step 1: the environment ended after 0 of 1 answers, with exit code 1; --reward-failure skip' train $common "$@" --environment-command false
