@@ -43,6 +43,15 @@ END
 planned=$(sed -n 's/^memory  *\([0-9.]* [KMG]iB\) planned.*/\1/p' "$WORK/out")
 run plan $common --environment-command true --verbose
 check 'plan = run' [ "$(sed -n 's/^memory  *\([0-9.]* [KMG]iB\) planned.*/\1/p' "$WORK/out")" = "$planned" ]
+
+# The estimate of sampling is that of a token of a text of half the length, for each token.
+succeeds plan --init qwen3-0.6b --machine h100 --json --data "$WORK/prompts.bin" --any-tokenizer --rollout --objective grpo \
+    --environment-command true --max-turns 3 --max-new-tokens 4 --seq-len 4084 --batch 5 --group-size 2 --slots 1
+sampling=$(json estimated_sampling_seconds)
+succeeds plan --for sample --init qwen3-0.6b --machine h100 --json --max-context 2048
+check 'plan estimates sampling' awk -v a="$sampling" -v token="$(json token_seconds)" \
+    'BEGIN { r = a / (5 * 2 * 3 * 4 * token); exit !(r > 0.9999 && r < 1.0001) }'
+
 for more in '--share-prefixes off' '--lora-dropout 0.1' '--method seco'; do
     succeeds train $common "$@" --environment-command "$(environment 7 0 calm)" --steps 1 --lora-rank 2 $more
 done
