@@ -270,16 +270,10 @@ static const char *rendering_take(Rollout *r, size_t i, const char *text) {
     return good ? NULL : fault;
 }
 
-// What a process's answer is taken for
-typedef struct {
-    Rollout *rollout;
-    Exchange *exchange;
-} ExchangeFor;
-
+// Takes a process's answer (Reward.take).
 static int exchange_take(Reward *p, char *text, size_t bytes, void *to) {
-    const ExchangeFor *of = (const ExchangeFor *)to;
-    Rollout *r = of->rollout;
-    const size_t i = of->exchange->text;
+    Rollout *r = (Rollout *)((Exchange *)to)->rollout;
+    const size_t i = ((Exchange *)to)->text;
     Trajectory *t = &r->agents.text[i];
     const TurnStage stage = t->stage;
     text[bytes] = 0;
@@ -309,7 +303,7 @@ static void environment_open(Rollout *r) {
         of.who = renders ? "the renderer" : "the environment";
         of.answer_room = renders ? RENDER_ANSWER + 12 * e->tokens : ENVIRONMENT_ANSWER;
         reward_open_as(&r->agents.exchange[k].process, of, renders ? e->render : e->command, NULL, e->timeout, 0);
-        r->agents.exchange[k].text = SIZE_MAX;
+        r->agents.exchange[k].text = SIZE_MAX, r->agents.exchange[k].rollout = r;
     }
 }
 
@@ -372,10 +366,9 @@ static void environment_serve(Rollout *r, int waits) {
         again = 0;
         for (size_t k = 0; k < count; k++) {
             Exchange *x = &r->agents.exchange[k];
-            ExchangeFor of = {r, x};
             if (x->text == SIZE_MAX) continue;
             again |= ends[2 * k].revents || ends[2 * k + 1].revents;
-            if (exchange_ends(&x->process, ends + 2 * k, &of)) exchange_end(r, x);
+            if (exchange_ends(&x->process, ends + 2 * k, x)) exchange_end(r, x);
         }
     }
 }

@@ -59,6 +59,7 @@ typedef struct {
 typedef struct {
     Reward process;
     size_t text;
+    void *rollout; // the Rollout that has the trajectory
 } Exchange;
 
 // An answer that was recorded before a run was killed
