@@ -27,21 +27,10 @@ ARGUMENT = re.compile(r"(?s)<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_val
 
 
 # ---- tool calls --------------------------------------------------------------------------------------------------------------
-class Unread(Exception):
-    """A call that is not in the template's form."""
-
-
-def json_of(text):
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        raise Unread from None
-
-
 def value_of(text):
     try:
-        return json_of(text)
-    except Unread:
+        return json.loads(text)
+    except ValueError:
         return text
 
 
@@ -49,7 +38,7 @@ def call(found):
     """Returns (name, arguments) of an object with name and arguments."""
     arguments = found.get("arguments", found.get("parameters", {})) if isinstance(found, dict) else None
     if not isinstance(arguments, dict) or not isinstance(found.get("name"), str):
-        raise Unread
+        raise ValueError
     return found["name"], arguments
 
 
@@ -58,15 +47,15 @@ def tagged_call(text):
     if xml := XML.fullmatch(text):
         return [(xml[1], {key: value_of(value) for key, value in PARAMETER.findall(xml[2])})]
     if text.startswith("{"):
-        return [call(json_of(text))]
+        return [call(json.loads(text))]
     name = re.match(r"[\w.-]+", text)
     if not name or text[name.end():].strip() and not ARGUMENT.search(text):
-        raise Unread
+        raise ValueError
     return [(name[0], {key: value_of(value) for key, value in ARGUMENT.findall(text)})]
 
 
 def mistral_call(name, value):
-    value = json_of(value)
+    value = json.loads(value)
     return [call({"name": name, "arguments": value})] if name else [*map(call, value if isinstance(value, list) else [value])]
 
 
@@ -75,7 +64,7 @@ def gemma_call(name, arguments):
     parts = arguments.split('<|"|>')
     parts[::2] = [re.sub(r"(?<=[{,])\s*([^{}\[\],:]+):", lambda key: json.dumps(key[1]) + ":", part) for part in parts[::2]]
     parts[1::2] = map(json.dumps, parts[1::2])
-    return [call({"name": name, "arguments": json_of("".join(parts))})]
+    return [call({"name": name, "arguments": json.loads("".join(parts))})]
 
 
 FORMS = (  # (what a template of the form has, what a turn with calls has, a call, its reader)
@@ -87,16 +76,16 @@ FORMS = (  # (what a template of the form has, what a turn with calls has, a cal
 
 
 def calls_of(text, template):
-    """Returns (text without its calls, [(name, arguments)]), by the forms that the template writes. Raises Unread for a damaged call."""
+    """Returns (text without its calls, [(name, arguments)]), by the forms that the template writes. Raises ValueError for a damaged call."""
     for own, mark, pattern, read in FORMS:
         if own in template and mark in text:
             found = [*pattern.finditer(text)]
             if len(found) != text.count(mark):
-                raise Unread
+                raise ValueError
             return pattern.sub("", text).strip(), [one for match in found for one in read(*match.groups())]
     bare = text.strip().removeprefix("<|python_tag|>")
     if '"parameters": ' in template and bare.startswith("{") and '"name"' in bare:
-        return "", [call(json_of(bare))]
+        return "", [call(json.loads(bare))]
     return text, []
 
 
@@ -167,7 +156,7 @@ class Renderer:
             message.update(reasoning_content=thought.lstrip().removeprefix("<think>").strip("\n"), content=answer.lstrip("\n"))
         try:
             content, calls = calls_of(message["content"], self.template)
-        except Unread:
+        except (ValueError, RecursionError):
             calls, message["malformed_call"] = [], True
         if calls:
             message.update(content=content, tool_calls=[
