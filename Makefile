@@ -29,7 +29,7 @@ ONEDNN    := 0
 MPI       := 0
 CJSON     := $(or $(CJSON),build/cjson)
 endif
-export DEPS CC CXX ONEDNN MPI MPICC CJSON
+export DEPS CC CXX ONEDNN LIBEVENT MPI MPICC CJSON
 
 # SETS: op sets of ./train, in order of preference: every type of the CPU, and of CUDA if nvcc and a GPU are found.
 # BACKEND=cpu: of the CPU alone. BACKEND=all: of CUDA without a GPU, too. PRECISION= or BACKEND=cuda builds one op set.
@@ -90,6 +90,11 @@ HAVE_ONEDNN := $(if $(filter 0,$(ONEDNN)),,$(call try_header,dnnl.h))
 # PCRE2 runs the patterns of tokenizers and adapters. PORTABLE links it statically.
 PCRE2_LIB   := $(if $(PORTABLE),$(shell $(CC) -print-file-name=libpcre2-8.a),\
                $(or $(shell pcre2-config --libs8 2>/dev/null),-lpcre2-8))
+# libevent (BSD) speaks HTTP for `sample --serve`. PORTABLE links it statically, if there are archives of it; LIBEVENT=0
+# builds without it.
+LIBEVENT_LIBS := $(if $(PORTABLE),$(filter /%,$(foreach l,extra core,$(shell $(CC) -print-file-name=libevent_$(l).a))),\
+                 -levent_extra -levent_core)
+HAVE_LIBEVENT := $(if $(or $(filter 0,$(LIBEVENT)),$(if $(word 2,$(LIBEVENT_LIBS)),,none)),,$(call try_header,event2/http.h))
 # MPI connects the processes of a run. MPI=0 builds without it; MPICC names the compiler of another MPI.
 MPI_FLAGS ?= $(shell MPI='$(MPI)' MPICC='$(MPICC)' scripts/mpi_flags.sh compile)
 MPI_LIBS  ?= $(shell MPI='$(MPI)' MPICC='$(MPICC)' scripts/mpi_flags.sh link)
@@ -121,9 +126,11 @@ CJSON_FLAGS  := -I$(DRIVER)/include
 endif
 # Libraries of every program; those of BACKEND=cuda are below (NVCC_LIBS).
 LDLIBS   := $(CJSON_OBJECT) $(or $(OPENMP_LIB),$(HAVE_OPENMP)) $(if $(PORTABLE),-static-libgcc) \
-            $(if $(HAVE_ONEDNN),-ldnnl) $(PCRE2_LIB) $(MPI_LIBS) $(if $(CJSON),,-lcjson) -lm -pthread
+            $(if $(HAVE_ONEDNN),-ldnnl) $(PCRE2_LIB) $(HAVE_LIBEVENT:yes=$(LIBEVENT_LIBS)) $(MPI_LIBS) \
+            $(if $(CJSON),,-lcjson) -lm -pthread
 # The driver is C11 (and C++20): no GNU extensions, no precision. Op set "cpu" uses vector extensions of gcc and clang.
-DRIVER_FLAGS = -std=c11 -pthread -D_GNU_SOURCE $(WARNINGS) $(OPTIMISE) $(HAVE_OPENMP) -I. $(CJSON_FLAGS) $(CFLAGS)
+DRIVER_FLAGS = -std=c11 -pthread -D_GNU_SOURCE $(HAVE_LIBEVENT:yes=-DHAVE_LIBEVENT) $(WARNINGS) $(OPTIMISE) $(HAVE_OPENMP) \
+               -I. $(CJSON_FLAGS) $(CFLAGS)
 OPS_FLAGS    = -std=gnu11 $(DEFINES) $(WARNINGS) $(OPTIMISE) $(HAVE_OPENMP) -I. $(CFLAGS)
 
 # ---- the program -----------------------------------------------------------------------------------------------------
@@ -199,7 +206,7 @@ CUDA_PATHS := $(CUBLAS:%=%/lib) $(CUDNN:%=%/lib) $(NCCL:%=%/lib) $(wildcard $(TO
 RUN_PATHS  := $(if $(PORTABLE),,$(abspath $(CUDA_PATHS)))
 NVCC_LIBS  := $(CJSON_OBJECT) $(or $(OPENMP_LIB),$(HAVE_OPENMP:%=-Xcompiler %)) \
               $(if $(PORTABLE),-Xcompiler -static-libstdc++$(comma)-static-libgcc) \
-              $(RUN_PATHS:%=-Xlinker -rpath$(comma)%) $(if $(CJSON),,-lcjson) $(PCRE2_LIB) \
+              $(RUN_PATHS:%=-Xlinker -rpath$(comma)%) $(if $(CJSON),,-lcjson) $(PCRE2_LIB) $(HAVE_LIBEVENT:yes=$(LIBEVENT_LIBS)) \
               -lm -Xcompiler -pthread -ldl $(NVCC_MPI)
 
 $(CUDA_FOLDERS:%=%/ops_cuda_kernels.o): %/ops_cuda_kernels.o: llmc/ops/cuda/ops_cuda.cu %/ops_flags
@@ -310,7 +317,7 @@ bench:
 
 # The driver also compiles as C++20.
 check-cxx:
-	$(CXX) -std=c++20 -D_GNU_SOURCE $(CXX_WARNINGS) -I. -fsyntax-only -x c++ train_gpt.cu
+	$(CXX) -std=c++20 -D_GNU_SOURCE $(HAVE_LIBEVENT:yes=-DHAVE_LIBEVENT) $(CXX_WARNINGS) -I. -fsyntax-only -x c++ train_gpt.cu
 
 LINTED  = llmc/ops/cpu/ops_cpu.c data/pack_bytes.c
 SOURCES = $(shell git ls-files '*.c' '*.h' '*.cu' '*.cuh' '*.cc')

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Renders conversations of agents for the trainer (train --environment-command): lines of JSON in, a line of JSON out for each.
 
-    render.py DATA TOKENIZER    DATA: folder that prepare.py wrote; TOKENIZER: the folder, or its tokenizer.json, that it was given
-    render.py DATA bytes        tokens are bytes, and conversations plain text
+    render.py DATA TOKENIZER            DATA: folder that prepare.py wrote; TOKENIZER: the folder, or its tokenizer.json, that it was given
+    render.py DATA bytes                tokens are bytes, and conversations plain text
+    render.py - TOKENIZER [TEMPLATE]    no data: sample --serve; TEMPLATE: a file, in place of the tokenizer's
 
     {"said": [ids], "ended": true, "turn": 3}             -> {"message": {...}}: a turn of the assistant as a message. "raw" is its whole
                                                              text; tool_calls and reasoning_content if the template's form is known
@@ -117,24 +118,24 @@ class Bytes:
 
 
 class Renderer:
-    def __init__(self, data, tokenizer):
+    def __init__(self, data, tokenizer, template=""):
         global encode, records, templates  # `bytes` needs none of their modules
         import prepare  # noqa: F401 (ends the program if a module is missing)
         import encode
         import records
         import templates
-        made = templates.read_json(os.path.join(data, "prepare.json"))
-        if made.get("status") != "complete":
+        made = {"plan": {"options": {}}} if data == "-" else templates.read_json(os.path.join(data, "prepare.json"))
+        if made.get("status") != "complete" and data != "-":
             raise ValueError(f"{data}: holds no complete output of prepare.py; give the folder of --data")
         options = {name: value for name, value in made["plan"]["options"].items() if name in encode.Options.__dataclass_fields__}
-        own = os.path.join(data, "chat_template.jinja")
-        options.update(tokenizer=tokenizer, format="prompts", chat_template=own if os.path.exists(own) else None)
+        own = template if data == "-" else os.path.join(data, "chat_template.jinja")
+        options.update(tokenizer=tokenizer, format="prompts", chat_template=own if own and os.path.exists(own) else None)
         now = datetime.datetime.fromisoformat(made["now"]) if made.get("now") else None
         try:
             self.encoder = encode.Encoder(encode.Options(**options), now)
         except encode.SetupFailure as error:
             raise ValueError(str(error)) from None
-        if self.encoder.fingerprint != made["plan"]["tokenizer"]["fingerprint"]:
+        if data != "-" and self.encoder.fingerprint != made["plan"]["tokenizer"]["fingerprint"]:
             raise ValueError(f"{tokenizer}: is not the tokenizer with which {data} was prepared; give that one")
         self.failures = (templates.Endless, encode.SetupFailure)
         self.template = self.encoder.template.text if self.encoder.template else ""
@@ -229,7 +230,7 @@ def answer(renderer, line):
 
 
 def main(arguments):
-    if len(arguments) != 2:
+    if len(arguments) != 2 and arguments[:1] != ["-"]:
         raise SystemExit("render.py: give the folder of the data and the tokenizer")
     try:
         renderer = Bytes() if arguments[1] == "bytes" else Renderer(*arguments)

@@ -28,6 +28,9 @@ for group in "$@"; do
             want libdnnl-dev "oneDNN, fast matrix products on the CPU; without it a slower product in plain C is used"
         fi
         has_header pcre2posix.h || need libpcre2-dev "PCRE2, runs the regular expressions of tokenizers and adapters"
+        if [ "${LIBEVENT:-}" != 0 ] && ! has_header event2/http.h; then
+            want libevent-dev "libevent, HTTP for sample --serve; without it that option is refused"
+        fi
         want_mpi ;;
     cjson) command -v dpkg-source >/dev/null || ! command -v apt-get >/dev/null || need dpkg-dev "unpacks cJSON's source" ;;
     test)

@@ -10,6 +10,12 @@ export WERROR=-Werror # of what make builds
 
 folder_of() { printf '%s' "build/test-$1-$2$compiler"; } # precision, op set
 has_onednn() { [ "${ONEDNN:-}" != 0 ] && printf '\043include <dnnl.h>\n' | $CC -E - >/dev/null 2>&1; }
+# Sets $libevent to the flag of `sample --serve` and $libevent_libraries, or to nothing.
+find_libevent() {
+    libevent= libevent_libraries=
+    [ "${LIBEVENT:-}" != 0 ] && printf '\043include <event2/http.h>\n' | $CC -E - >/dev/null 2>&1 || return 0
+    libevent=-DHAVE_LIBEVENT libevent_libraries='-levent_extra -levent_core'
+}
 define_precision() { printf -- '-D_GNU_SOURCE'; [ "$1" = any ] || printf -- ' -DPRECISION_%s' "$(echo "$1" | tr a-z A-Z)"; }
 
 # fresh TARGET COMMAND: the target was made by this command, and every file in its dependency files is older.
@@ -185,7 +191,8 @@ build_gpu_program() { # name, precision
 build_plain() { ${MAKE:-make} --no-print-directory BACKEND=cpu PRECISION=fp32 ONEDNN= "$TRAIN_PLAIN"; }
 build_sanitized() {
     build_ops fp32 onednn || return 1
-    flags=$(flags_of fp32 onednn) libraries="-lcjson -lm -pthread -lpcre2-8 $mpi_libraries"
+    find_libevent
+    flags="$(flags_of fp32 onednn) $libevent" libraries="-lcjson -lm -pthread -lpcre2-8 $libevent_libraries $mpi_libraries"
     case $flags in *HAVE_ONEDNN*) libraries="$libraries -ldnnl" ;; esac
     [ "${TRAIN%/*}/ops.o" -nt "$TRAIN" ] && rm -f "$TRAIN"
     make_with "$TRAIN" "$CC -std=c11 $flags -MMD -MF $TRAIN.d -x c train_gpt.cu -x none ${TRAIN%/*}/ops.o $libraries -o $TRAIN"

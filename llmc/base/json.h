@@ -40,24 +40,29 @@ static int json_printable(const char *text) {
     return !*text;
 }
 
-// Checks the keys of every object of a tree. The recursion is bounded, because cJSON limits the depth of a tree.
-static void json_check_keys(const cJSON *value, const char *where) {
+// Checks the keys of every object of a tree. Returns what is wrong, or NULL. The recursion is bounded, because cJSON
+// limits the depth of a tree.
+static const char *json_keys_fault(const cJSON *value) {
+    static char text[256];
     const size_t count = cJSON_IsObject(value) ? (size_t)cJSON_GetArraySize(value) : 0;
     const char **names = (const char **)checked_calloc(count, sizeof(*names), "the keys of a JSON object");
+    const char *fault = NULL;
     const cJSON *child;
     size_t i = 0;
     cJSON_ArrayForEach(child, value) {
-        if (child->child) json_check_keys(child, where);
+        if (child->child && !fault) fault = json_keys_fault(child);
         if (!count) continue;
-        if (!json_printable(child->string)) die("%s: a key has a control character; remove it", where);
+        if (!json_printable(child->string)) fault = "a key has a control character; remove it";
         names[i++] = child->string;
     }
     qsort(names, count, sizeof(*names), compare_names);
-    for (i = 1; i < count; i++) {
-        if (!strcmp(names[i - 1], names[i]))
-            die("%s: the key \"%.200s\" is given twice; remove one of the two", where, names[i]);
+    for (i = 1; i < count && !fault; i++) {
+        if (strcmp(names[i - 1], names[i]) != 0) continue;
+        snprintf(text, sizeof(text), "the key \"%.200s\" is given twice; remove one of the two", names[i]);
+        fault = text;
     }
     free(names);
+    return fault;
 }
 
 // Returns the offset of the first \u that lacks four digits or is \u0000, else length. cJSON accepts both; \u0000 would
@@ -86,8 +91,9 @@ static cJSON *json_parse_object(const char *text, size_t length, const char *whe
         die("%s: has more JSON values than the limit of %zu; shorten it", where, JSON_VALUES_MAX);
     cJSON *root = cJSON_ParseWithLengthOpts(text, length + 1, &end, 1);
     if (!root) die("%s: is not valid JSON; correct the error near byte %zu", where, (size_t)(end - text));
-    if (!cJSON_IsObject(root)) die("%s: must be a JSON object", where);
-    json_check_keys(root, where);
+    const char *fault = cJSON_IsObject(root) ? json_keys_fault(root) : "must be a JSON object";
+    if (fault) cJSON_Delete(root); // the program may go on (die_caught)
+    if (fault) die("%s: %s", where, fault);
     return root;
 }
 
@@ -304,6 +310,25 @@ static int json_close(JsonOut *json) {
     json_object_end(json);
     if (fputc('\n', json->file) != EOF && fflush(json->file) == 0 && !ferror(json->file)) return 0;
     return errno ? errno : EIO;
+}
+
+// A line of JSON that grows in memory: begun by line_open, ended by line_close. The caller frees the text.
+typedef struct {
+    FILE *file;
+    char *text;
+    size_t bytes;
+    JsonOut json;
+} LineOut;
+
+static void line_open(LineOut *line) {
+    memset(line, 0, sizeof(*line));
+    line->file = open_memstream(&line->text, &line->bytes);
+    if (!line->file) die("out of host memory for a line of JSON; free some memory");
+    line->json = json_open(line->file);
+}
+
+static void line_close(LineOut *line) {
+    if (json_close(&line->json) || fclose(line->file)) die("out of host memory for a line of JSON; free some memory");
 }
 
 // Ends the object on standard output. A failure ends the program.

@@ -20,6 +20,7 @@ static struct {
     volatile sig_atomic_t listens;
     volatile double asked_at; // s: time of the first request
     double grace;             // s: grace, how long a step may still take
+    const char *doing;        // what goes on after the request; NULL: a step, which is then saved
     void (*give_up)(void);    // saves the last finished step and ends the program; NULL: there is nothing to abandon
     // with several ranks: decides whether all ranks abandon the step at this point; NULL: one process
     int (*agree)(int asks);
@@ -40,7 +41,8 @@ static void stop_listen(double grace, void (*give_up)(void), int (*agree)(int as
 
 // Records a request; called from a signal handler. Returns 1 if the request is taken; 0: the signal ends the process
 static int stop_ask(int number) {
-    static const char text[] = ": finishing this step and saving it; a second signal ends at once\n";
+    static const char end[] = "; a second signal ends at once\n";
+    const char *text = stop.doing ? stop.doing : ": finishing this step and saving it";
     struct timespec now;
     if (!stop.listens) return 0;
     clock_gettime(CLOCK_MONOTONIC, &now); // seconds_now, repeated because a handler may call clock_gettime
@@ -52,7 +54,7 @@ static int stop_ask(int number) {
     if (stop.agree) fcntl(STDOUT_FILENO, F_SETFL, fcntl(STDOUT_FILENO, F_GETFL) | O_NONBLOCK);
     if (is_main_rank() &&
         (write(STDERR_FILENO, "\n", 1) < 0 || write(STDERR_FILENO, stop_name(number), strlen(stop_name(number))) < 0 ||
-         write(STDERR_FILENO, text, sizeof(text) - 1) < 0))
+         write(STDERR_FILENO, text, strlen(text)) < 0 || write(STDERR_FILENO, end, sizeof(end) - 1) < 0))
         return 1; // the terminal is closed
     return 1;
 }

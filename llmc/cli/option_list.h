@@ -249,8 +249,9 @@ TEXT(environment_command, "environment-command", NULL, ON(TRAIN) | ON(PLAN), "CO
      "--environment-workers times. It reads the conversation as a JSON object on a line, and answers with "
      "{\"messages\", \"reward\", \"done\"}")
 SIZE(environment_workers, "environment-workers", "1", 1, 64, ON(TRAIN), "N", "processes of --environment-command")
-TEXT(render_command, "render-command", "auto", ON(TRAIN), "COMMAND",
-     "renders what an environment adds; auto: python3 data/render.py DATA TOKENIZER, next to this program")
+TEXT(render_command, "render-command", "auto", ON(TRAIN) | ON(SAMPLE), "COMMAND",
+     "renders what an environment adds, and chats with tools (--serve); auto: python3 data/render.py DATA TOKENIZER, "
+     "next to this program; none: no such chats")
 SIZE(max_turns, "max-turns", "16", 1, 4096, ON(TRAIN) | ON(PLAN), "N",
      "most turns of the model in a trajectory, of --max-new-tokens each; --seq-len bounds its tokens in all")
 CHOICE(TurnRewards, turn_rewards, "turn-rewards", "sum", TURN_REWARDS_SUM, TURN_REWARDS_OWN, ON(TRAIN), "sum|own",
@@ -394,9 +395,14 @@ REAL(top_p, "top-p", "1", 0, 1, SHORT(ON(SAMPLE)) | TEXTS, "P",
 TEXT(prompts, "prompts", NULL, SHORT(ON(SAMPLE)), "FILE",
      "prompts, one a line, answered in parallel; a line is a text, or a JSON object with prompt, messages or "
      "prompt_ids; answers are JSON lines in the same order; -: standard input")
+TEXT(serve, "serve", NULL, SHORT(ON(SAMPLE)), "[ADDRESS:]PORT",
+     "answer chat completions over HTTP; in OpenAI's form, several at a time; ADDRESS: 127.0.0.1, another one needs "
+     "--serve-token; PORT 0: any free one, which is printed")
+TEXT(serve_token, "serve-token", NULL, ON(SAMPLE), "FILE",
+     "file with a token of at least 32 characters, which each request must send as Authorization: Bearer TOKEN")
 SIZE(slots, "slots", "auto", 1, 65536, STEPS | ON(SAMPLE), "N",
-     "texts of --prompts or --rollout written in parallel, each with a key/value cache; auto: as many as memory holds, "
-     "at most 256, on a CPU 64 unless --max-new-tokens is below 256")
+     "texts of --prompts, --serve or --rollout written in parallel, each with a key/value cache; auto: as many as "
+     "memory holds, at most 256, on a CPU 64 unless --max-new-tokens is below 256; with --serve at most 8")
 IDS(stop_ids, "stop-ids", STEPS | ON(SAMPLE), "ID,ID,...", "ids that end a text, in addition to the tokenizer's own")
 TEXT(tokenizer, "tokenizer", "auto", TEXTS | ON(CONVERT), "auto|bytes|none|FILE",
      "a file of data/tokenizer_file.py, with its chat template; bytes: ids are bytes; none: print ids; auto: "
@@ -410,7 +416,7 @@ CHOICE(Thinking, thinking, "thinking", "auto", THINKING_AUTO, THINKING_OFF, SHOR
        "whether the chat template asks for reasoning; only for templates with enable_thinking; auto: the template's "
        "default")
 SIZE(max_context, "max-context", "auto", 2, MOST_TOKENS, ON(SAMPLE) | ON(PLAN), "N",
-     "tokens of a chat from standard input, all turns together, or of a planned text; auto: the model's positions, at "
+     "tokens of a chat, all turns together, or of a planned text; auto: the model's positions, at "
      "most 8192; of --prompts: most tokens of a prompt and its answer; auto: the longest prompt and --max-new-tokens")
 CHOICE(ContextKind, context_memory, "context-memory", "off", CONTEXT_MEMORY_OFF, CONTEXT_MEMORY_BLOCKS,
        SHORT(ON(SAMPLE)) | ON(PLAN), "off|blocks",

@@ -64,7 +64,7 @@ static void options_check_files(const Options *o) {
     // 1: lists models that can be trained on the machine.
     const int models = verb == VERB_PLAN && option_given(o, "machine");
     const int one = (o->prompt != NULL) + (o->prompt_file != NULL) + (o->prompt_ids.count > 0);
-    const int prompts = one + (o->prompts != NULL);
+    const int prompts = one + (o->prompts != NULL) + (o->serve != NULL);
     const int needs_data = train || verb == VERB_EVAL || verb == VERB_LOGPROBS;
     const int on_disk = o->inputs == PLACE_DISK || o->weights == PLACE_DISK || o->gradients == PLACE_DISK ||
                         o->optimizer == PLACE_DISK || o->teacher_on == PLACE_DISK || o->keep_on.word == PLACE_DISK ||
@@ -95,14 +95,19 @@ static void options_check_files(const Options *o) {
          "--context-memory takes one text, and --prompts has many; give --prompt-file, or leave --context-memory out"},
         {o->context_memory && verb == VERB_PLAN && o->plan_for != VERB_SAMPLE,
          "--context-memory only writes text, no gradient passes through it; give --for sample"},
-        {prompts > 1,
-         "--prompt, --prompt-file, --prompt-ids and --prompts exclude each other: give one prompt or a file of them"},
-        {sample && option_given(o, "slots") && !o->prompts,
-         "--slots has no meaning without --prompts: one text has one slot"},
-        {option_given(o, "thinking") && !o->chat && !o->prompts,
+        {o->context_memory && o->serve,
+         "--context-memory takes one text, and --serve answers many; leave one of the two out"},
+        {o->serve && (o->chat || o->json || o->show_special || o->ignore_eos),
+         "--serve answers chats as JSON until their end: leave --chat, --json, --show-special and --ignore-eos out"},
+        {prompts > 1, "--prompt, --prompt-file, --prompt-ids, --prompts and --serve exclude each other: give one "
+                      "prompt or a file of them"},
+        {sample && option_given(o, "slots") && !o->prompts && !o->serve,
+         "--slots has no meaning without --prompts or --serve: one text has one slot"},
+        {option_given(o, "thinking") && !o->chat && !o->prompts && !o->serve,
          "--thinking has no meaning without --chat; give both or none"},
-        {sample && !prompts && !o->chat && !o->system, "no prompt: give --prompt TEXT, --prompt-file FILE, "
-                                                       "--prompt-ids ID,ID,... or --prompts FILE, or --chat to type"},
+        {sample && !prompts && !o->chat && !o->system,
+         "no prompt: give --prompt TEXT, --prompt-file FILE, --prompt-ids ID,ID,... or --prompts FILE, --chat to type, "
+         "or --serve PORT"},
         {sample && !prompts && o->json,
          "--json prints one answer, so --chat with --json needs a prompt: give --prompt"},
         {sample && !prompts && option_given(o, "stop-ids"),

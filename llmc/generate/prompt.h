@@ -149,7 +149,8 @@ static void prompt_check_ids(const int32_t *id, size_t count, size_t V) {
 
 // Tells whether a chat has no prompt and so reads turns from standard input, one per line.
 static int prompt_is_interactive(const Options *o) {
-    return o->verb == VERB_SAMPLE && (o->chat || o->system) && !o->prompt && !o->prompt_file && !o->prompts;
+    return o->verb == VERB_SAMPLE && (o->chat || o->system) && !o->prompt && !o->prompt_file && !o->prompts &&
+           !o->serve;
 }
 
 // Reads the tokenizer, and refuses a chat that its template cannot write.

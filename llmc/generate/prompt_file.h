@@ -33,68 +33,84 @@ typedef struct {
 #define PROMPT_ROLES "system|user|assistant"
 enum { ROLE_SYSTEM, ROLE_USER, ROLE_ASSISTANT };
 
-// Appends an assistant's message as the template writes it.
-static void messages_append_answer(Scratch *text, const Tokenizer *t, const cJSON *message, size_t number,
-                                   const char *where) {
-    const char *answer = message->valuestring;
-    const size_t bytes = strlen(answer);
+// Tells whether the tokenizer file says how the template writes an answer. Returns what is wrong, or NULL.
+static const char *chat_answer_fault(const Tokenizer *t, const char *answer) {
     Scratch trimmed = {NULL, 0, 0};
-    if (chat_forgets(t)) {
-        if (t->section_bytes[SECTION_THOUGHT_END] && !t->section_bytes[SECTION_THOUGHT_BEGIN])
-            die("%s: message %zu is an assistant's, and %s does not say how the chat template begins an answer; give "
-                "\"prompt_ids\"",
-                where, number, t->path);
-        chat_append_kept(text, t, answer, bytes);
-        return;
-    }
-    chat_append_text(&trimmed, answer, bytes, 1);
-    if (trimmed.count != bytes)
-        die("%s: message %zu begins or ends with white space, and %s does not say whether the chat template keeps it; "
-            "trim the message",
-            where, number, t->path);
-    scratch_append(text, answer, bytes);
+    if (chat_forgets(t))
+        return t->section_bytes[SECTION_THOUGHT_END] && !t->section_bytes[SECTION_THOUGHT_BEGIN]
+                   ? "is an assistant's, and the tokenizer file does not say how the chat template begins an answer; "
+                     "give \"prompt_ids\""
+                   : NULL;
+    chat_append_text(&trimmed, answer, strlen(answer), 1);
+    const int differs = trimmed.count != strlen(answer);
     free(trimmed.at);
+    return differs ? "begins or ends with white space, and the tokenizer file does not say whether the chat template "
+                     "keeps it; trim the message"
+                   : NULL;
 }
 
-// Appends the ids of a chat: an optional system message, then turns of user and assistant, the user's last.
-static void messages_encode(const Prompt *prompt, const Options *o, const cJSON *messages, const char *where,
-                            TokenIds *ids) {
+// Checks a chat: an optional system message, then turns of user and assistant, the user's last. Returns what is wrong,
+// or NULL.
+static const char *chat_messages_fault(const Prompt *prompt, const Options *o, const cJSON *messages) {
+    static char text[PATH_MAX + 1024];
     const size_t count = (size_t)cJSON_GetArraySize(messages);
-    Tokenizer *t = prompt->tokenizer;
+    const Tokenizer *t = prompt->tokenizer;
     const cJSON *message = cJSON_GetArrayItem(messages, 0);
     const int has_system = json_is(json_get(message, "role"), "system");
-    const char *system = o->system, *option;
-    Scratch text = {NULL, 0, 0};
-    size_t number = 0, users = 0;
+    const char *option;
+    size_t number = 0;
     int wanted = ROLE_USER;
-    if (!t)
-        die("%s: messages need the model's tokenizer file, or --tokenizer FILE; %s", where,
-            tokenizer_advice(prompt->run));
-    const char *fault = chat_fault(t, system || has_system, o->thinking, count > 1 + (size_t)has_system, &option);
-    if (fault) die("%s: %s", where, fault);
+    if (!t) {
+        snprintf(text, sizeof(text), "messages need the model's tokenizer file, or --tokenizer FILE; %s",
+                 tokenizer_advice(prompt->run));
+        return text;
+    }
+    const char *fault = chat_fault(t, o->system || has_system, o->thinking, count > 1 + (size_t)has_system, &option);
     cJSON_ArrayForEach(message, messages) {
         const cJSON *role = json_get(message, "role"), *content = json_get(message, "content");
         const int word = cJSON_IsString(role) ? word_index(PROMPT_ROLES, role->valuestring) : -1;
+        if (fault) return fault;
         number++;
         if (word < 0 || !cJSON_IsString(content))
-            die("%s: message %zu must be {\"role\": \"user\", \"system\" or \"assistant\", \"content\": \"text\"}",
-                where, number);
-        if (word == ROLE_SYSTEM && number == 1) {
-            system = content->valuestring;
-            continue;
+            fault = "must be {\"role\": \"user\", \"system\" or \"assistant\", \"content\": \"text\"}";
+        else if (word == ROLE_ASSISTANT && wanted == ROLE_ASSISTANT)
+            fault = chat_answer_fault(t, content->valuestring);
+        if (fault) {
+            snprintf(text, sizeof(text), "message %zu %s", number, fault);
+            return text;
         }
-        if (word != wanted)
-            die("%s: message %zu is the %s's; after an optional system message, user and assistant must take turns",
-                where, number, role->valuestring);
+        if (word == ROLE_SYSTEM && number == 1) continue;
+        if (word != wanted) {
+            snprintf(text, sizeof(text),
+                     "message %zu is the %s's; after an optional system message, user and assistant must take turns",
+                     number, role->valuestring);
+            return text;
+        }
         wanted = word == ROLE_USER ? ROLE_ASSISTANT : ROLE_USER;
-        if (word == ROLE_USER)
-            chat_append_turn(&text, t, system, content->valuestring, strlen(content->valuestring), users++ == 0);
-        else
-            messages_append_answer(&text, t, content, number, where);
     }
-    if (!users || wanted == ROLE_USER)
-        die("%s: the messages must end with the user's message, which the model answers", where);
-    chat_encode(t, &text, o->thinking, ids);
+    return wanted == ROLE_USER ? "the messages must end with the user's message, which the model answers" : NULL;
+}
+
+// Appends the ids of a chat without fault.
+static void chat_messages_encode(const Prompt *prompt, const Options *o, const cJSON *messages, TokenIds *ids) {
+    const char *system = o->system;
+    const cJSON *message;
+    Scratch text = {NULL, 0, 0};
+    size_t users = 0;
+    cJSON_ArrayForEach(message, messages) {
+        const char *content = json_get(message, "content")->valuestring;
+        const size_t bytes = strlen(content);
+        const int word = word_index(PROMPT_ROLES, json_get(message, "role")->valuestring);
+        if (word == ROLE_SYSTEM)
+            system = content;
+        else if (word == ROLE_USER)
+            chat_append_turn(&text, prompt->tokenizer, system, content, bytes, users++ == 0);
+        else if (chat_forgets(prompt->tokenizer))
+            chat_append_kept(&text, prompt->tokenizer, content, bytes);
+        else
+            scratch_append(&text, content, bytes);
+    }
+    chat_encode(prompt->tokenizer, &text, o->thinking, ids);
     free(text.at);
 }
 
@@ -140,7 +156,9 @@ static int object_encode(const Prompt *prompt, const Options *o, const cJSON *ob
     if (kind == 0 && cJSON_IsString(value)) {
         line_encode(prompt, o, value->valuestring, strlen(value->valuestring), where, ids);
     } else if (kind == 1 && cJSON_IsArray(value)) {
-        messages_encode(prompt, o, value, where, ids);
+        const char *fault = chat_messages_fault(prompt, o, value);
+        if (fault) die("%s: %s", where, fault);
+        chat_messages_encode(prompt, o, value, ids);
     } else if (kind == 2 && cJSON_IsArray(value)) {
         cJSON_ArrayForEach(id, value) {
             if (!json_whole_number(id, &number) || number >= V)

@@ -117,7 +117,7 @@ static int32_t sampler_next(Sampler *sampler, const SamplingSettings *settings) 
     const size_t position = sampler->cache.used[0];
     if (position == 0) die("the prompt is empty; give at least one token");
     const double uniform = random_uniform(settings->seed, RANDOM_STREAM_SAMPLING, position);
-    cache_draw(&sampler->cache, sampler->streambp, settings, &uniform, &sampler->drawn);
+    cache_draw(&sampler->cache, sampler->streambp, settings, NULL, &uniform, &sampler->drawn);
     if (weights_sharding(&sampler->streambp->memory).ranks > 1)
         dist_broadcast(RANKS_ALL, &sampler->drawn, sizeof(sampler->drawn), 0);
     return sampler->drawn;
@@ -144,6 +144,9 @@ typedef struct {
     void (*drawn)(void *context);                           // called after each step
     // Returns a text to open at this step; SIZE_MAX: none now. idle: no text is written; then SIZE_MAX ends the batch
     size_t (*next)(void *context, size_t step, int idle);
+    // Each text's own settings, and its logits[V] on the device before each token. NULL: the batch's settings
+    const SamplingSettings *(*settings)(void *context, size_t text);
+    void (*read)(void *context, size_t text, const Stored *logits);
 } SamplerTurns;
 
 typedef struct {
@@ -327,12 +330,24 @@ static size_t slot_take(SamplerBatch *sampler, Completion *texts, size_t text) {
     return slot;
 }
 
+// The i-th text of a step, for DrawEach
+static size_t text_of_step(const SamplerBatch *sampler, size_t i) { return sampler->text[sampler->active[i]]; }
+static const SamplingSettings *text_settings(void *batch, size_t i) {
+    const SamplerBatch *sampler = (const SamplerBatch *)batch;
+    return sampler->turns->settings(sampler->turns->context, text_of_step(sampler, i));
+}
+static void text_read(void *batch, size_t i, const Stored *logits) {
+    const SamplerBatch *sampler = (const SamplerBatch *)batch;
+    sampler->turns->read(sampler->turns->context, text_of_step(sampler, i), logits);
+}
+
 // Completes `count` texts. Ignores settings->seed, since each text has its own seed. end_ids[end_count]: tokens that
 // end a text. Do not call it during forward_backward or forward_only. Collective with ZeRO 3; each rank completes
 // different texts, or none
 static void sampler_batch(SamplerBatch *sampler, StreamBP *s, Completion *texts, size_t count,
                           const SamplingSettings *settings, const uint32_t *end_ids, size_t end_count) {
     const SamplerTurns *turns = sampler->turns;
+    const DrawEach each = {sampler, text_settings, text_read};
     size_t waiting = 0, steps;
     for (size_t i = 0; i < count; i++) sampler_batch_check(sampler, &texts[i], i, s->model->config.vocab_size);
     memset(sampler->prompt, 0, sampler->cache.slots * sizeof(*sampler->prompt));
@@ -359,7 +374,8 @@ static void sampler_batch(SamplerBatch *sampler, StreamBP *s, Completion *texts,
             const size_t position = text->prompt_tokens + text->tokens;
             sampler->uniform[i] = random_uniform(text->seed, RANDOM_STREAM_SAMPLING, position);
         }
-        cache_draw(&sampler->cache, s, settings, sampler->uniform, sampler->drawn);
+        cache_draw(&sampler->cache, s, settings, turns && turns->settings ? &each : NULL, sampler->uniform,
+                   sampler->drawn);
         sampler->active_count = 0; // refilled with texts that continue, never beyond i
         for (size_t i = 0; i < steps; i++) {
             const size_t slot = sampler->active[i];

@@ -419,7 +419,7 @@ static void context_walk(StreamBP *s, ContextSettings set, size_t capacity) {
         m.held = s->kv.rows[0] - 1, cache.used[0] = 0;
     }
     if (m.held < s->kv.rows[0]) context_forward(&m, &cache, s, NULL, 1);
-    cache_draw(&cache, s, &likeliest, NULL, NULL);
+    cache_draw(&cache, s, &likeliest, NULL, NULL, NULL);
     context_end(&m, s);
     context_free(&m), cache_free(&cache);
 }

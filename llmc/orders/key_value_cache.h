@@ -368,14 +368,40 @@ static void cache_refuse(const Cache *cache, const StreamBP *s, Stored *logits, 
         id, position, element_to_double(&logit, s->model->dtype, 0));
 }
 
-// Draws token[n] (host) with uniform[n] (host) from logits of the last token appended (n = 1), or of the n tokens of
-// the last cache_step. Ends the program on a NaN or infinite logit. token, uniform: NULL in the dry run
-static void cache_draw(Cache *cache, StreamBP *s, const SamplingSettings *settings, const double *uniform,
-                       int32_t *token) {
-    const Shapes d = shapes_of(s->model);
-    GraphKey room;
+// Ways to draw that differ between the texts of a step; text i is the i-th of cache_step
+typedef struct {
+    void *context;
+    const SamplingSettings *(*settings)(void *context, size_t i);
+    void (*read)(void *context, size_t i, const Stored *logits); // logits[V] of text i, on the device
+} DrawEach;
+
+// Adds to the settings how the model divides and caps its logits.
+static SamplingSettings draw_scaled(const StreamBP *s, const SamplingSettings *settings) {
     SamplingSettings scaled = *settings;
     scaled.temperature *= logits_divisor(&s->model->config), scaled.cap = logits_cap(&s->model->config);
+    return scaled;
+}
+
+// Draws cache->token[n] for texts first to first + n - 1, each by its own settings.
+static void cache_draw_each(const Cache *cache, StreamBP *s, const DrawEach *each, Stored *logits, size_t first,
+                            size_t n, Summed *scratch) {
+    const Shapes d = shapes_of(s->model);
+    for (size_t i = 0; i < n; i++) {
+        const Stored *row = stored_row(s, logits, i, d.logits_stride);
+        const SamplingSettings own = draw_scaled(s, each->settings(each->context, first + i));
+        s->ops->draw(cache->token + i, row, cache->uniform + first + i, 1, d.V, d.logits_stride, &own, scratch);
+        each->read(each->context, first + i, row);
+    }
+}
+
+// Draws token[n] (host) with uniform[n] (host) from logits of the last token appended (n = 1), or of the n tokens of
+// the last cache_step. Ends the program on a NaN or infinite logit. each: replaces the settings; NULL: all texts have
+// the same. token, uniform: NULL in the dry run
+static void cache_draw(Cache *cache, StreamBP *s, const SamplingSettings *settings, const DrawEach *each,
+                       const double *uniform, int32_t *token) {
+    const Shapes d = shapes_of(s->model);
+    GraphKey room;
+    const SamplingSettings scaled = draw_scaled(s, settings);
     cache_turn(cache, s, TURN_DRAW);
     Visit v = {0};
     v.s = s, v.w = weights_acquire_for(&s->memory, GROUP_HEAD, cache->last.n), v.c = cache->last;
@@ -384,14 +410,17 @@ static void cache_draw(Cache *cache, StreamBP *s, const SamplingSettings *settin
     for (size_t done = 0; done < cache->texts; done += c->n) {
         size_t mark = arena_mark(s->arena);
         c->row = cache->last.row + done, c->n = min_size(s->setup->logits_chunk, cache->last.n - done);
-        const GraphKey *key = graph_key(cache, s, &room, cache->last.n, 1 + c->row, &scaled);
+        const GraphKey *key = each ? NULL : graph_key(cache, s, &room, cache->last.n, 1 + c->row, &scaled);
+        const size_t drawn = min_size(c->n, cache->texts - done);
         for (int calls = graph_begin(s, key); calls; calls = graph_end(s, key)) {
             Stored *logits = head_logits(&v).logits;
             Summed *scratch = push_summed(s, SHARE_LOGITS, "draw", s->ops->draw_scratch(d.V));
-            s->ops->draw(cache->token, logits, cache->uniform + done, c->n, d.V, d.logits_stride, &scaled, scratch);
+            if (each)
+                cache_draw_each(cache, s, each, logits, done, drawn, scratch);
+            else
+                s->ops->draw(cache->token, logits, cache->uniform + done, c->n, d.V, d.logits_stride, &scaled, scratch);
             arena_pop(s->arena, mark);
         }
-        const size_t drawn = min_size(c->n, cache->texts - done);
         s->ops->copy_out(token ? token + done : NULL, cache->token, drawn * sizeof(int32_t));
         for (size_t i = 0; token && i < drawn; i++)
             if (token[done + i] < 0)
@@ -420,7 +449,7 @@ static void cache_walk_token(StreamBP *s, size_t slots, size_t tokens) {
         cache_step(&cache, s, slot, NULL, slots);
     else
         cache_feed(&cache, s, 0, NULL, 1);
-    cache_draw(&cache, s, &likeliest, NULL, NULL);
+    cache_draw(&cache, s, &likeliest, NULL, NULL, NULL);
     cache_end(&cache, s);
     cache_free(&cache);
     free(slot);
@@ -447,7 +476,7 @@ static void cache_walk(StreamBP *s, size_t slots, size_t capacity) {
     cache_feed(&cache, s, 0, NULL, 1);
     for (size_t b = 0; b < slots; b++) cache_clear(&cache, s, b);
     if (slots > 1) cache_step(&cache, s, slot, NULL, slots);
-    cache_draw(&cache, s, &likeliest, NULL, NULL);
+    cache_draw(&cache, s, &likeliest, NULL, NULL, NULL);
     cache_end(&cache, s);
     cache_free(&cache);
     free(slot), free(append);

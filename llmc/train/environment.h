@@ -39,24 +39,6 @@ static char *json_copy(const char *text, const char *key) {
 }
 
 // ---- lines ----------------------------------------------------------------------------------------------------------
-typedef struct {
-    FILE *file;
-    char *text;
-    size_t bytes;
-    JsonOut json;
-} LineOut;
-
-static void line_open(LineOut *line) {
-    line->file = open_memstream(&line->text, &line->bytes);
-    if (!line->file) die("out of host memory for a line to a command; free some memory");
-    line->json = json_open(line->file);
-}
-
-static void line_close(LineOut *line) {
-    if (json_close(&line->json) || fclose(line->file))
-        die("out of host memory for a line to a command; free some memory");
-}
-
 static void json_word_list(JsonOut *json, const char *key, const char *members) {
     json_array(json, key);
     if (members) json_word(json, NULL, members);

@@ -1,10 +1,13 @@
 /*
 The verb `sample` writes text with a model and a key/value cache (sampler.h): one answer; answers to a file of prompts;
-or a chat, whose turns are lines of standard input, and whose cache lives across turns.
+a chat, whose turns are lines of standard input, and whose cache lives across turns; or chats over HTTP (serve.h).
 */
 #ifndef LLMC_SAMPLE_H
 #define LLMC_SAMPLE_H
 #include "llmc/generate/prompt_file.h"
+#ifdef HAVE_LIBEVENT
+#include "llmc/serve/serve.h"
+#endif
 
 static void sample_json(const Prompt *prompt, const int32_t *ids, size_t count) {
     JsonOut json = json_open(stdout);
@@ -159,6 +162,13 @@ static int sample_prompts(const Options *o) {
 // ---- the verb ------------------------------------------------------------------------------------------------------
 static int verb_sample(const Options *options) {
     if (options->prompts) return sample_prompts(options);
+    if (options->serve) {
+#ifdef HAVE_LIBEVENT
+        return sample_serve(options);
+#else
+        die_usage("--serve: this program was built without libevent; install libevent-dev, then type make");
+#endif
+    }
     Run run;
     Sampler sampler;
     SamplingSettings sampling = sampling_from_options(options);

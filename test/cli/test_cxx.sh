@@ -6,9 +6,10 @@ check() { # name, command...
     shift
     if "$@"; then passed=$((passed + 1)); else echo "FAILED: $name"; failed=$((failed + 1)); fi
 }
+libevent=$(printf '\043include <event2/http.h>\n' | ${CC:-cc} -E - >/dev/null 2>&1 && echo -DHAVE_LIBEVENT)
 for compiler in g++ clang++; do
     if command -v $compiler >/dev/null; then
-        check "$compiler" $compiler -std=c++20 -D_GNU_SOURCE -Wall -Wextra -Werror -Wno-unused-function -Wno-missing-field-initializers -Wno-missing-braces -I. -fsyntax-only -x c++ train_gpt.cu
+        check "$compiler" $compiler -std=c++20 -D_GNU_SOURCE $libevent -Wall -Wextra -Werror -Wno-unused-function -Wno-missing-field-initializers -Wno-missing-braces -I. -fsyntax-only -x c++ train_gpt.cu
     else
         echo "[  SKIPPED ] $compiler: NOT TESTED, because it is not installed"
         skipped=$((skipped + 1))

@@ -5,6 +5,7 @@ case ${CC:-cc} in *clang*) CC=gcc CXX=g++ ;; *) CC=clang CXX=clang++ ;; esac
 command -v $CC >/dev/null && command -v $CXX >/dev/null ||
     { printf '[  SKIPPED ] NOT TESTED, because there is no %s\n0 passed, 0 failed, 1 skipped\n' $CC; exit; }
 . test/build.sh
+find_libevent
 passed=0 failed=0
 check() { # name, command...
     name=$1
@@ -19,7 +20,7 @@ for row in $(echo "$rows" | cut -d ' ' -f 1,2 | sort -u | tr ' ' /); do
     */nccl) nccl=$(nccl_flags) && check "$row, op set" $CXX $flags $as_cxx $nccl test/emulate/ops_nccl.cc ;;
     */onednn | */plain) check "$row, op set" $CC -std=gnu11 $flags llmc/ops/cpu/ops_cpu.c ;;
     esac
-    case $row in */onednn) check "$row, train" $CC -std=c11 $flags -x c train_gpt.cu ;; esac
+    case $row in */onednn) check "$row, train" $CC -std=c11 $flags $libevent -x c train_gpt.cu ;; esac
 done
 # Programs, which know no precision, once for each kind of op set; groups as the one file that they are compiled as
 joined=$(mktemp -d)

@@ -3,7 +3,7 @@
 # in a room; each room has a README.md. A forward declaration counts as an include of the defining file. A function
 # defined in several files is an interface that each op set implements. streambp.h is the paper: at most 340 lines, no
 # switch of a family. Only cli, run and verbs include estimate, where numbers are assumed.
-rooms='base ranks ops model tokenizer files data stream layer streambp.h orders optimizer plan estimate cli run generate train verbs train_gpt.cu'
+rooms='base ranks ops model tokenizer files data stream layer streambp.h orders optimizer plan estimate cli run generate train serve verbs train_gpt.cu'
 files=$(find llmc streambp.h train_gpt.cu -name '*.h' -o -name '*.c' -o -name '*.cu' -o -name '*.cuh')
 includes=$(grep -H '^#include "' $files |
     awk -F '[:"]' '{ to = $3; if (to !~ /\// && to != "streambp.h") { to = $1; sub(/[^\/]*$/, $3, to) } print $1, to }' |

@@ -8,7 +8,8 @@ host_memory_peak op set "cpu", dev
 host_memory_touch op sets
 END
 trap 'rm -f "${TMPDIR:-/tmp}/unused.$$"' EXIT
-${CC:-cc} -std=c11 -D_GNU_SOURCE -DPRECISION_FP32 -Wunused-function -I. -O0 -c -o /dev/null -x c train_gpt.cu 2>&1 |
+libevent=$(printf '\043include <event2/http.h>\n' | ${CC:-cc} -E - >/dev/null 2>&1 && echo -DHAVE_LIBEVENT)
+${CC:-cc} -std=c11 -D_GNU_SOURCE -DPRECISION_FP32 $libevent -Wunused-function -I. -O0 -c -o /dev/null -x c train_gpt.cu 2>&1 |
     grep Wunused-function | tr "‘’'" '   ' | sed 's/.*warning: //' |
     awk -v list="${TMPDIR:-/tmp}/unused.$$" '
         BEGIN { while ((getline line <list) > 0) { split(line, word, " "); listed[word[1]] = 1 } }

@@ -1,0 +1,275 @@
+/*
+HTTP for `sample --serve`, from one thread: libevent's evhttp parses and writes, this file bounds and checks. It gives
+each good request to HttpServer.take; the answer may come at any later time.
+
+    http_open      listens on an address and a port
+    http_poll      reads and writes what is ready
+    http_left      tells whether the client of a request has gone
+    http_reply     answers with one text
+    http_stream    begins an answer in parts; http_part adds one, http_end ends it
+    http_drop      ends a request without an answer, and its connection
+    http_close     stops listening and ends all connections
+
+Taken are GET, and POST with Content-Type application/json, of bounded size, whose Host is this server. No answer allows
+another origin, so a page in a browser can neither ask nor read. A connection that has sent no whole request for
+HTTP_PATIENCE is closed. If all HTTP_PEERS connections are taken, further clients wait in the system's queue.
+*/
+#ifndef LLMC_HTTP_H
+#define LLMC_HTTP_H
+#include "llmc/base/json.h"
+#include "llmc/base/text.h"
+#include <event2/buffer.h>
+#include <event2/bufferevent.h>
+#include <event2/event.h>
+#include <event2/http.h>
+#include <event2/listener.h>
+#include <event2/util.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+
+#define HTTP_PEERS    128 // most connections
+#define HTTP_HEADERS  16384
+#define HTTP_PATIENCE 30.0 // seconds for a whole request, for a client that reads nothing, and between two requests
+#define HTTP_TICK     0.2  // most seconds of a poll that waits
+#define HTTP_TOKEN    32   // least bytes of a token
+
+// A connection: a descriptor and its inode, for libevent closes descriptors, and the system numbers them anew
+typedef struct {
+    int fd;
+    ino_t inode;
+    double since; // when it opened, or when its last answer ended
+    int answers;  // 1: a request of it is being answered
+} HttpPeer;
+
+typedef struct evhttp_request HttpRequest;
+typedef struct HttpServer HttpServer;
+
+struct HttpServer {
+    struct event_base *base;
+    struct evhttp *http;
+    struct event *tick;
+    struct evconnlistener *listener;
+    char name[256]; // address as given
+    size_t port;
+    const char *token; // NULL: none is asked for
+    size_t most;       // most bytes of a request's body
+    HttpPeer peer[HTTP_PEERS];
+    size_t peers;
+    struct bufferevent *opened[HTTP_PEERS]; // connections since the last turn of the loop, which have no descriptor yet
+    size_t opened_count;
+    // Takes a request: text[bytes], then a zero, or NULL for GET. It must be answered or dropped
+    void (*take)(void *context, HttpRequest *request, const char *path, const char *text, size_t bytes);
+    void *context;
+};
+
+// ---- connections ----------------------------------------------------------------------------------------------------
+static int http_descriptor(HttpRequest *request) {
+    struct evhttp_connection *connection = evhttp_request_get_connection(request);
+    return connection ? bufferevent_getfd(evhttp_connection_get_bufferevent(connection)) : -1;
+}
+
+// Marks the connection of a request: from now on, its request is being answered, or it may send the next one.
+static void http_mark(HttpServer *server, HttpRequest *request, int answers) {
+    const int fd = http_descriptor(request);
+    for (size_t i = 0; i < server->peers && fd >= 0; i++)
+        if (server->peer[i].fd == fd) server->peer[i].answers = answers, server->peer[i].since = seconds_now();
+}
+
+// Makes the buffers of a new connection (evhttp_set_bevcb).
+static struct bufferevent *http_connected(struct event_base *base, void *context) {
+    HttpServer *server = (HttpServer *)context;
+    struct bufferevent *buffers = bufferevent_socket_new(base, -1, 0);
+    if (buffers) server->opened[server->opened_count++] = buffers;
+    if (server->peers + server->opened_count == HTTP_PEERS) evconnlistener_disable(server->listener);
+    return buffers;
+}
+
+// Forgets connections that libevent has closed, adds new ones, and ends those that took too long.
+static void http_sweep(HttpServer *server) {
+    const double now = seconds_now();
+    struct stat status;
+    size_t left = 0;
+    for (size_t i = 0; i < server->opened_count; i++) {
+        const HttpPeer peer = {bufferevent_getfd(server->opened[i]), 0, now, 0};
+        if (peer.fd >= 0) server->peer[server->peers++] = peer;
+    }
+    server->opened_count = 0;
+    for (size_t i = 0; i < server->peers; i++) {
+        HttpPeer *peer = &server->peer[i];
+        if (fstat(peer->fd, &status) || (peer->inode && peer->inode != status.st_ino)) continue;
+        peer->inode = status.st_ino;
+        if (!peer->answers && now - peer->since > HTTP_PATIENCE) shutdown(peer->fd, SHUT_RDWR);
+        server->peer[left++] = *peer;
+    }
+    server->peers = left;
+    if (left < HTTP_PEERS) evconnlistener_enable(server->listener);
+}
+
+// ---- requests -------------------------------------------------------------------------------------------------------
+static int http_left(HttpRequest *request) {
+    struct pollfd end = {http_descriptor(request), POLLRDHUP, 0};
+    return end.fd < 0 || (poll(&end, 1, 0) > 0 && end.revents & (POLLRDHUP | POLLHUP | POLLERR));
+}
+
+static void http_drop(HttpRequest *request) {
+    struct evhttp_connection *connection = evhttp_request_get_connection(request);
+    if (connection)
+        evhttp_connection_free(connection); // and its request
+    else
+        evhttp_request_free(request);
+}
+
+static void http_header(HttpRequest *request, const char *name, const char *value) {
+    evhttp_add_header(evhttp_request_get_output_headers(request), name, value);
+}
+
+// Answers with text[bytes].
+static void http_reply(HttpServer *server, HttpRequest *request, int status, const char *text, size_t bytes) {
+    struct evbuffer *body = evbuffer_new();
+    http_mark(server, request, 0);
+    http_header(request, "Content-Type", "application/json");
+    http_header(request, "X-Content-Type-Options", "nosniff");
+    if (body) evbuffer_add(body, text, bytes);
+    evhttp_send_reply(request, status, NULL, body);
+    if (body) evbuffer_free(body);
+}
+
+// Begins an answer of server-sent events.
+static void http_stream(HttpRequest *request) {
+    http_header(request, "Content-Type", "text/event-stream");
+    http_header(request, "Cache-Control", "no-cache");
+    http_header(request, "X-Content-Type-Options", "nosniff");
+    evhttp_send_reply_start(request, HTTP_OK, "OK");
+}
+
+static void http_part(HttpRequest *request, const char *text, size_t bytes) {
+    struct evbuffer *part = evbuffer_new();
+    if (!part) return;
+    evbuffer_add(part, text, bytes);
+    evhttp_send_reply_chunk(request, part);
+    evbuffer_free(part);
+}
+
+static void http_end(HttpServer *server, HttpRequest *request) {
+    http_mark(server, request, 0);
+    evhttp_send_reply_end(request);
+}
+
+// ---- checks ---------------------------------------------------------------------------------------------------------
+// Refuses a request: an error in OpenAI's form. type: "invalid_request_error", for example
+static void http_refuse(HttpServer *server, HttpRequest *request, int status, const char *type, const char *message) {
+    char text[2 * DIE_MESSAGE];
+    JsonOut json = json_open_text(text, sizeof(text), JSON_LINE);
+    json_object(&json, "error");
+    json_text(&json, "message", message), json_text(&json, "type", type);
+    json_null(&json, "param"), json_null(&json, "code");
+    json_object_end(&json);
+    http_reply(server, request, status, text, json_text_end(&json));
+}
+
+// Tells whether a Host header means this server: a name of this machine's own, or the name that was given.
+static int http_is_host(const HttpServer *server, const char *host) {
+    const char *const own[] = {"localhost", "127.0.0.1", "[::1]", server->name};
+    const int any = !strcmp(server->name, "0.0.0.0") || !strcmp(server->name, "::"); // its token is asked for
+    const char *end = host + strcspn(host, *host == '[' ? "]" : ":");
+    if (*end == ']') end++;
+    size_t port;
+    if (*end && (*end != ':' || !parse_size(end + 1, &port))) return 0;
+    for (size_t i = 0; i < sizeof(own) / sizeof(own[0]); i++)
+        if (strlen(own[i]) == (size_t)(end - host) && !strncasecmp(host, own[i], (size_t)(end - host))) return 1;
+    return any;
+}
+
+// Compares a token in a time that does not depend on where it differs.
+static int http_is_token(const char *token, const char *authorization) {
+    static const char bearer[] = "Bearer ";
+    const size_t bytes = strlen(token);
+    unsigned differs = 0;
+    if (!authorization || strncasecmp(authorization, bearer, sizeof(bearer) - 1) != 0) return 0;
+    authorization += sizeof(bearer) - 1;
+    if (strlen(authorization) != bytes) return 0;
+    for (size_t i = 0; i < bytes; i++) differs |= (unsigned)(token[i] ^ authorization[i]);
+    return !differs;
+}
+
+// Takes a request from libevent.
+static void http_asked(HttpRequest *request, void *context) {
+    static const char json[] = "application/json";
+    HttpServer *server = (HttpServer *)context;
+    struct evkeyvalq *headers = evhttp_request_get_input_headers(request);
+    const char *host = evhttp_find_header(headers, "Host"), *kind = evhttp_find_header(headers, "Content-Type");
+    const char *path = evhttp_uri_get_path(evhttp_request_get_evhttp_uri(request));
+    const int posts = evhttp_request_get_command(request) == EVHTTP_REQ_POST;
+    struct evbuffer *body = evhttp_request_get_input_buffer(request);
+    const size_t bytes = evbuffer_get_length(body);
+    const char *type = "invalid_request_error";
+    http_mark(server, request, 1);
+    if (!host || !http_is_host(server, host)) {
+        http_refuse(server, request, 403, type, "Host is not this server; ask for it by localhost or its --serve name");
+    } else if (server->token && !http_is_token(server->token, evhttp_find_header(headers, "Authorization"))) {
+        http_refuse(server, request, 401, type, "no such token; send Authorization: Bearer TOKEN, of --serve-token");
+    } else if (posts &&
+               (!kind || strncasecmp(kind, json, sizeof(json) - 1) != 0 || !strchr("; \t", kind[sizeof(json) - 1]))) {
+        http_refuse(server, request, 415, type, "Content-Type must be application/json");
+    } else if (!posts) {
+        server->take(server->context, request, path ? path : "", NULL, 0);
+    } else {
+        evbuffer_add(body, "", 1);
+        const char *text = (const char *)evbuffer_pullup(body, -1);
+        if (text)
+            server->take(server->context, request, path ? path : "", text, bytes);
+        else
+            http_refuse(server, request, 503, "server_error", "out of memory for a request; ask again later");
+    }
+}
+
+// ---- the server -----------------------------------------------------------------------------------------------------
+static void http_ticked(evutil_socket_t fd, short what, void *context) { (void)fd, (void)what, (void)context; }
+
+// Listens on `address`, a name or number, and `port`; 0: any free port, which server->port then is. The caller sets
+// take, context, token and most. A failure ends the program.
+static void http_open(HttpServer *server, const char *address, size_t port) {
+    const struct timeval tick = {0, (suseconds_t)(HTTP_TICK * 1e6)};
+    struct sockaddr_storage bound;
+    socklen_t size = sizeof(bound);
+    signal(SIGPIPE, SIG_IGN); // a client may leave at any time
+    snprintf(server->name, sizeof(server->name), "%s", address);
+    server->base = event_base_new();
+    server->http = server->base ? evhttp_new(server->base) : NULL;
+    server->tick = server->http ? event_new(server->base, -1, EV_PERSIST, http_ticked, NULL) : NULL;
+    if (!server->tick || event_add(server->tick, &tick)) die("--serve: out of host memory; free some memory");
+    evhttp_set_allowed_methods(server->http, EVHTTP_REQ_GET | EVHTTP_REQ_POST);
+    evhttp_set_max_headers_size(server->http, HTTP_HEADERS);
+    evhttp_set_max_body_size(server->http, (ev_ssize_t)server->most);
+    evhttp_set_timeout(server->http, (int)HTTP_PATIENCE);
+    evhttp_set_default_content_type(server->http, NULL);
+    evhttp_set_bevcb(server->http, http_connected, server);
+    evhttp_set_gencb(server->http, http_asked, server);
+    errno = 0;
+    struct evhttp_bound_socket *socket = evhttp_bind_socket_with_handle(server->http, address, (ev_uint16_t)port);
+    if (!socket)
+        die("--serve %s:%zu: cannot listen: %s; choose another port or address", address, port,
+            errno ? error_text(errno) : "no such address here");
+    server->listener = evhttp_bound_socket_get_listener(socket);
+    getsockname(evhttp_bound_socket_get_fd(socket), (struct sockaddr *)&bound, &size);
+    server->port = bound.ss_family == AF_INET6 ? ntohs(((struct sockaddr_in6 *)&bound)->sin6_port)
+                                               : ntohs(((struct sockaddr_in *)&bound)->sin_port);
+}
+
+// Reads and writes what is ready. waits: first until something is ready, at most HTTP_TICK
+static void http_poll(HttpServer *server, int waits) {
+    event_base_loop(server->base, waits ? EVLOOP_ONCE : EVLOOP_NONBLOCK);
+    http_sweep(server);
+}
+
+static void http_close(HttpServer *server) {
+    evhttp_free(server->http);
+    event_free(server->tick);
+    event_base_free(server->base);
+    libevent_global_shutdown();
+}
+
+#endif
