@@ -37,6 +37,7 @@ typedef struct {
     ContextSettings context;               // long memory of that text
     size_t rollout_slots, rollout_tokens;  // texts generated in a batch, tokens of the longest; 0: none
     size_t rollout_mean;                   // tokens of such a text halfway through its generation; 0: not known
+    int rollout_grows;                     // 1: such a text may have as many tokens as a document
     World world;                           // zeros: a single process
     int deals;                             // 1: world.sp changes from pass to pass (--sp auto)
     double router_aux_loss, router_z_loss; // coefficients of the routers' losses (routes.h); 0: not used
@@ -478,7 +479,9 @@ static int plan_fits(const RunSettings *settings, Batch *batch, size_t T, size_t
     batch->N = batch->documents * T, batch->tree = NULL;
     if (rows < batch->N) shape_share(batch, rows, 1, T);
     if (!plan_countable(settings->model, batch->N) || held_pressure(settings, batch, limits) > 1) return 0;
-    const Plan plan = plan_make(settings, batch);
+    RunSettings grown = *settings;
+    if (grown.rollout_grows) grown.rollout_tokens = T, grown.rollout_mean = 0;
+    const Plan plan = plan_make(&grown, batch);
     return plan_pressure(&plan, limits) <= 1;
 }
 

@@ -142,6 +142,7 @@ static SequenceBound rollout_plan(const RolloutSettings *rollout, const DataLoad
                                   size_t seq_len) {
     const size_t capacity = rollout_capacity(rollout, data);
     settings->rollout_slots = rollout->slots, settings->rollout_tokens = max_size(settings->rollout_tokens, capacity);
+    settings->rollout_grows = rollout->environment.command != NULL;
     settings->rollout_mean = (data->longest_prompt + settings->rollout_tokens + 1) / 2;
     if (rollout->environment.command && data->longest_prompt > seq_len)
         die_usage("prompts of up to %zu tokens leave no room for a turn in --seq-len %zu; raise --seq-len, or shorten "

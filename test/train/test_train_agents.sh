@@ -52,6 +52,14 @@ succeeds plan --for sample --init qwen3-0.6b --machine h100 --json --max-context
 check 'plan estimates sampling' awk -v a="$sampling" -v token="$(json token_seconds)" \
     'BEGIN { r = a / (5 * 2 * 3 * 4 * token); exit !(r > 0.9999 && r < 1.0001) }'
 
+# The longest trajectories fit, with the keys and values of all slots.
+grows="plan --init qwen3-0.6b --memory-limit 24GiB --dtype bf16 --json --data $WORK/prompts.bin --any-tokenizer --rollout --objective grpo --slots 8
+    --lora-rank 4"
+succeeds $grows --environment-command true --seq-len 4096
+longest=$(json max_seq_len)
+succeeds $grows --environment-command true --seq-len "$longest"
+check 'the longest trajectory fits' grep -q '"fits": true' "$WORK/out"
+
 for more in '--share-prefixes off' '--lora-dropout 0.1' '--method seco'; do
     succeeds train $common "$@" --environment-command "$(environment 7 0 calm)" --steps 1 --lora-rank 2 $more
 done
