@@ -377,6 +377,10 @@ static TinyResult step_result(Rolling *r, size_t sequences, Metrics *metrics) {
 
 // Shared prefixes change no loss and no gradient; routes that were recorded are those of training.
 TEST(shared_prefixes) {
+    if (ops_device->stored != DTYPE_FP64) {
+        test_skip("rounding errors choose other experts; the double build tells");
+        return;
+    }
     for (size_t c = 0; c < 3; c++) {
         test_case("case %zu", c);
         TinyResult result[2];
