@@ -152,7 +152,8 @@ class Renderer:
     def said(self, ids, ended, turn):
         raw = self.text(ids[:-1] if ended else ids).replace("\0", "\ufffd")
         message = {"role": "assistant", "content": harmony(raw) if "<|channel|>analysis" in self.template else raw}
-        thought, end, answer = self.encoder.tagged([message])[0]["content"].partition("</think>")
+        tagged = self.encoder.tagged([message])[0] if self.template else message
+        thought, end, answer = tagged["content"].partition("</think>")
         if end:
             message.update(reasoning_content=thought.lstrip().removeprefix("<think>").strip("\n"), content=answer.lstrip("\n"))
         try:

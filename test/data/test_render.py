@@ -139,6 +139,17 @@ for name, (template, end, end_of_call) in TEMPLATES.items():
     if name == "thinking":
         check("a template that drops old reasoning forks", sum(forks for _, forks, _ in found) > CONVERSATIONS // 2)
 
+rows, plain = os.path.join(WORK, "plain.jsonl"), samples.tokenizer_folder(os.path.join(WORK, "plain"), samples.byte_level())
+samples.write_lines(rows, [{"prompt": text} for text in samples.LINES])
+subprocess.run([sys.executable, "data/prepare.py", "--tokenizer", plain, "--out", plain + "-data", "--format", "prompts", "--workers", "1", rows],
+               check=True, capture_output=True)
+renderer = render.Renderer(plain + "-data", plain)
+ids = renderer.encoder.encoding("a <tool_call> b").ids.tolist()
+said = render.answer(renderer, json.dumps({"said": ids, "ended": False, "turn": 1}))
+check("plain text has no calls", said.get("message", {}).get("raw") == "a <tool_call> b" == said["message"]["content"], repr(said))
+asked = {"ids": ids, "row": {}, "messages": [{"role": "user", "content": "x"}, said.get("message"), {"role": "tool", "content": "4"}], "most": 9}
+check("plain text follows", render.answer(renderer, json.dumps(asked)) == {"keep": len(ids), "ids": renderer.encoder.encoding("4").ids.tolist()})
+
 CALLS = (  # a template's mark, a text, the text without calls, the calls; None: damaged
     ("<tool_call>", 'a\n<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>', ("a", [("f", {"x": 1})])),
     ("<tool_call>", "<tool_call>\n<function=f>\n<parameter=x>\n1\n</parameter>\n<parameter=y>\na\nb\n</parameter>\n</function>\n</tool_call>",
