@@ -142,7 +142,7 @@ class Renderer:
         try:  # a template may refuse or leave out a tool's answer after a turn without a call, as gpt-oss's and Gemma 4's do
             roles = ("user", "Q"), ("assistant", "A"), ("tool", "QzT")
             shown = self.rendering({}, [{"role": role, "content": text} for role, text in roles]) if self.template else "QzT"
-        except (records.Rejected, templates.TemplateFailure):
+        except (records.Rejected, templates.TemplateFailure, templates.Endless):
             shown = ""
         self.needs_call = "QzT" not in shown
 
