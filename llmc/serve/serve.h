@@ -399,11 +399,22 @@ static size_t serve_read_address(const Options *o, char address[256]) {
     return number;
 }
 
+// Finds tokenizer.json: the model's, or that of the folder from which a run began. Returns 0 if there is none.
+static int serve_find_tokenizer(const Run *run, char path[PATH_MAX]) {
+    char folder[PATH_MAX];
+    RunSource source;
+    strcpy(path, run->tokenizer_path);
+    if (!strcmp(path_last(path), "tokenizer.json")) return 1;
+    folder_above(folder, run->model_path);
+    run_source_read(folder, &source);
+    return *source.text[SOURCE_FOLDER] && path_found(path, source.text[SOURCE_FOLDER], "tokenizer.json");
+}
+
 // Sets the renderer's command; empty: there is none. auto: data/render.py next to the program.
 static void serve_find_renderer(Serve *s) {
     const Options *o = s->run.options;
     char program[PATH_MAX] = "", home[PATH_MAX] = "", script[PATH_MAX + 16], chat[PATH_MAX] = "", folder[PATH_MAX];
-    const char *tokenizer = s->run.tokenizer_path;
+    char tokenizer[PATH_MAX];
     if (strcmp(o->render_command, "auto") != 0) {
         if (strcmp(o->render_command, "none") != 0)
             snprintf(s->render_command, sizeof(s->render_command), "%s", o->render_command);
@@ -414,8 +425,8 @@ static void serve_find_renderer(Serve *s) {
     snprintf(script, sizeof(script), "%s/data/render.py", home);
     folder_above(folder, s->prompt.tokenizer->path);
     if (!path_found(chat, folder, TEMPLATE_NAME)) *chat = 0;
-    if (length <= 0 || !path_exists(script) || strcmp(path_last(tokenizer), "tokenizer.json") != 0 ||
-        strchr(home, '\'') || strchr(tokenizer, '\'') || strchr(chat, '\''))
+    if (length <= 0 || !path_exists(script) || !serve_find_tokenizer(&s->run, tokenizer) || strchr(home, '\'') ||
+        strchr(tokenizer, '\'') || strchr(chat, '\''))
         return;
     snprintf(s->render_command, sizeof(s->render_command), "exec \"${STREAMBP_PYTHON:-python3}\" '%s' - '%s' '%s'",
              script, tokenizer, chat);
