@@ -16,6 +16,7 @@ keeps the ids before the difference. Messages of the assistant are rendered from
 refuses "raw" or then more ids stay. A failure is answered with {"error": "..."}.
 """
 
+import ast
 import datetime
 import json
 import os
@@ -28,11 +29,12 @@ ARGUMENT = re.compile(r"(?s)<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_val
 
 
 # ---- tool calls --------------------------------------------------------------------------------------------------------------
-def value_of(text):
+def value_of(text, other=str):
+    """Returns a value in JSON, else other(text)."""
     try:
         return json.loads(text)
     except ValueError:
-        return text
+        return other(text)
 
 
 def call(found):
@@ -68,11 +70,22 @@ def gemma_call(name, arguments):
     return [call({"name": name, "arguments": json.loads("".join(parts))})]
 
 
+def python_calls(text):
+    """Reads LFM2's calls, a list in Python, whose mappings are JSON: [f(a='b', c={"d": true}), g()]."""
+    try:
+        found = ast.parse(text, mode="eval").body.elts
+        values = [{value.arg: value_of(ast.get_source_segment(text, value.value), ast.literal_eval) for value in one.keywords} for one in found]
+        return [call({"name": one.func.id, "arguments": arguments}) for one, arguments in zip(found, values)]
+    except (SyntaxError, AttributeError, MemoryError):
+        raise ValueError from None
+
+
 FORMS = (  # (what a template of the form has, what a turn with calls has, a call, its reader)
     ("<tool_call>", "<tool_call>", re.compile(r"(?s)<tool_call>\s*(.*?)\s*</tool_call>"), tagged_call),
     ("<|tool_call>", "<|tool_call>", re.compile(r"(?s)<\|tool_call>call:([\w.-]+)(\{.*?\})<tool_call\|>"), gemma_call),
     ("<|channel|>commentary", "to=functions.", re.compile(r"(?s)(?:<\|channel\|>\w+)?\s*to=functions\.([\w.-]+)[^{]*?<\|message\|>(.*)"),
      mistral_call),
+    ("<|tool_call_start|>", "<|tool_call_start|>", re.compile(r"(?s)<\|tool_call_start\|>(.*?)<\|tool_call_end\|>"), python_calls),
     ("[TOOL_CALLS]", "[TOOL_CALLS]", re.compile(r"(?s)\[TOOL_CALLS\]\s*(?:([\w.-]+)\[ARGS\])?(.*?)(?=\[TOOL_CALLS\]|$)"), mistral_call))
 
 

@@ -51,9 +51,9 @@ TEMPLATES = {  # name: (template, end of a turn, end of a turn with a call; None
     "mistral": (samples.MISTRAL, "</s>", None), "generation": (samples.GENERATION, "<|im_end|>", "<|im_end|>"),
     "harmony": (HARMONY, "<|return|>", "<|call|>"), "gemma": (GEMMA, "<turn|>", "<|tool_response>")}
 if trl := importlib.util.find_spec("trl"):
-    for name, file in (("harmony", "gptoss"), ("gemma", "gemma4_v5"), ("hybrid", "qwen3")):
+    for name, file in (("harmony", "gptoss"), ("gemma", "gemma4_v5"), ("hybrid", "qwen3"), ("python", "lfm2_v2"), ("python", "lfm2_2_5_v2")):
         with open(os.path.join(os.path.dirname(trl.origin), "chat_templates", file + ".jinja"), encoding="utf-8") as text:
-            TEMPLATES[f"{name}: {file}"] = (text.read(), *TEMPLATES[name][1:])
+            TEMPLATES[f"{name}: {file}"] = (text.read(), *TEMPLATES.get(name, ("", "<|im_end|>", "<|im_end|>"))[1:])
 CONVERSATIONS = 12
 
 
@@ -81,6 +81,8 @@ def drawn(rng, name):
     if manner == "gemma":
         thought = f"<|channel>thought\n{thought}\n<channel|>" if rng.random() < 0.7 else ""
         return thought + (f"<|tool_call>call:w{{x:{x}}}<tool_call|>" if called else text.strip()), called
+    if manner == "python":
+        return text.strip() + f"<|tool_call_start|>[w(x={x})]<|tool_call_end|>" * called, called
     thought = {"thinking": "<think>\n{}\n</think>\n\n", "opening": "{}\n</think>\n\n", "hybrid": "<think>\n{}\n</think>\n\n"}.get(manner, "").format(thought)
     call = f'\n<tool_call>\n{{"name": "w", "arguments": {{"x":{x}}}}}\n</tool_call>'
     return thought + text.strip() + call * (manner != "mistral" and called), called
@@ -109,7 +111,7 @@ def converse(renderer, name, end, end_of_call, rng):
         text, called = drawn(rng, name)
         said = [*ids_of(rng, encoder, text), encoder.tokenizer.token_to_id(end_of_call if called and end_of_call else end)]
         messages.append(renderer.said(said, True, turn)["message"])
-        if name.split(":")[0] in ("thinking", "hybrid", "harmony", "gemma"):
+        if name.split(":")[0] in ("thinking", "hybrid", "harmony", "gemma", "python"):
             check(f"{name}: a call", ("tool_calls" in messages[-1]) == called, repr(messages[-1]))
         ids += said
         content = rng.choice(samples.PHRASES).strip()
@@ -162,6 +164,10 @@ CALLS = (  # a template's mark, a text, the text without calls, the calls; None:
     ("<|tool_call>", '<|tool_call>call:f{a:<|"|>x, y: {"z"}<|"|>,b:{c:[1,true],d:<|"|><|"|>}}<tool_call|><|tool_call>call:g{}<tool_call|>',
      ("", [("f", {"a": 'x, y: {"z"}', "b": {"c": [1, True], "d": ""}}), ("g", {})])),
     ("<|tool_call>", "<|tool_call>call:f{a:<|\"|>x}<tool_call|>", None), ("<|tool_call>", "a<|tool_call>call:f{a:1}", None),
+    ("<|tool_call_start|>", """a<|tool_call_start|>[f(x='b, c', y={"d": true}, z=[1, 2], w=True), g()]<|tool_call_end|>""",
+     ("a", [("f", {"x": "b, c", "y": {"d": True}, "z": [1, 2], "w": True}), ("g", {})])),
+    ("<|tool_call_start|>", "<|tool_call_start|>[f(x=open('y'))]<|tool_call_end|>", None),
+    ("<|tool_call_start|>", "<|tool_call_start|>[f(x='b]<|tool_call_end|>", None),
     ("<|channel|>commentary", 'a<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"x": 1}', ("a", [("f", {"x": 1})])),
     ("<|channel|>commentary", ' to=functions.f<|channel|>commentary json<|message|>{"x": ', None),
     ('"parameters": ', '{"name": "f", "parameters": {"x": 1}}', ("", [("f", {"x": 1})])),
