@@ -74,6 +74,8 @@ def python_calls(text):
     """Reads LFM2's calls, a list in Python, whose mappings are JSON: [f(a='b', c={"d": true}), g()]."""
     try:
         found = ast.parse(text, mode="eval").body.elts
+        if any(one.args or any(value.arg is None for value in one.keywords) for one in found):
+            raise ValueError
         values = [{value.arg: value_of(ast.get_source_segment(text, value.value), ast.literal_eval) for value in one.keywords} for one in found]
         return [call({"name": one.func.id, "arguments": arguments}) for one, arguments in zip(found, values)]
     except (SyntaxError, AttributeError, MemoryError):
@@ -89,7 +91,7 @@ FORMS = (  # (what a template of the form has, what a turn with calls has, a cal
     ("[TOOL_CALLS]", "[TOOL_CALLS]", re.compile(r"(?s)\[TOOL_CALLS\]\s*(?:([\w.-]+)\[ARGS\])?(.*?)(?=\[TOOL_CALLS\]|$)"), mistral_call))
 
 
-def calls_of(text, template):
+def parsed(text, template):
     """Returns (text without its calls, [(name, arguments)]), by the forms that the template writes. Raises ValueError for a damaged call."""
     for own, mark, pattern, read in FORMS:
         if own in template and mark in text:
@@ -101,6 +103,20 @@ def calls_of(text, template):
     if '"parameters": ' in template and bare.startswith("{") and '"name"' in bare:
         return "", [call(json.loads(bare))]
     return text, []
+
+
+def depth(value):
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return 1 + max(map(depth, parts), default=0)
+
+
+def calls_of(text, template):
+    """Parses calls. Calls that are no JSON for the trainer are damaged: NaN, infinity, U+0000, half a pair of surrogates, deep nesting."""
+    text, calls = parsed(text, template)
+    written = json.dumps(calls, ensure_ascii=False, allow_nan=False)
+    if "\\u0000" in written.encode().decode() or depth(calls) > 100:
+        raise ValueError
+    return text, calls
 
 
 def harmony(text):
