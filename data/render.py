@@ -25,6 +25,7 @@ import sys
 
 XML = re.compile(r"(?s)<function=([^>\s]+)>(.*?)</function>")
 PARAMETER = re.compile(r"(?s)<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>")
+CHANNELS = re.compile(r"<\|channel\|>\w*|<\|(?:message|end|start)\|>")
 ARGUMENT = re.compile(r"(?s)<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>")
 
 
@@ -120,10 +121,10 @@ def calls_of(text, template):
 
 
 def harmony(text):
-    """Returns the messages of gpt-oss's turn as one text: reasoning in <think>, what is said, a call."""
+    """Returns the messages of gpt-oss's turn as one text: reasoning in <think>, what is said, a call. Other marks stay."""
     parts = [part.partition("<|message|>") for part in text.split("<|start|>assistant")]
-    thought = "\n".join(body.removesuffix("<|end|>") for header, _, body in parts if "<|channel|>analysis" in header)
-    said = "".join(header + mark + body if "to=" in header or not mark else body.removesuffix("<|end|>")
+    thought = "\n".join(body for header, _, body in parts if "<|channel|>analysis" in header)
+    said = "".join(header + mark + body if "to=" in header or not mark else body
                    for header, mark, body in parts if "<|channel|>analysis" not in header)
     return f"<think>\n{thought}\n</think>\n\n{said}" if thought else said
 
@@ -180,10 +181,11 @@ class Renderer:
 
     def said(self, ids, ended, turn):
         raw = self.text(ids[:-1] if ended else ids).replace("\0", "\ufffd")
-        message = {"role": "assistant", "content": harmony(raw) if "<|channel|>analysis" in self.template else raw}
+        channels = "<|channel|>analysis" in self.template
+        message = {"role": "assistant", "content": harmony(raw) if channels else raw}
         tagged = self.encoder.tagged([message])[0] if self.template else message
         thought, end, answer = tagged["content"].partition("</think>")
-        if end:
+        if end or thought.lstrip().startswith("<think>"):  # without an end all is reasoning
             message.update(reasoning_content=thought.lstrip().removeprefix("<think>").strip("\n"), content=answer.lstrip("\n"))
         try:
             content, calls = calls_of(message["content"], self.template)
@@ -193,6 +195,8 @@ class Renderer:
             message.update(content=content, tool_calls=[
                 {"type": "function", "id": f"{turn:05d}{i:04d}", "function": {"name": name, "arguments": arguments}}
                 for i, (name, arguments) in enumerate(calls)])
+        for key in message.keys() & {"content", "reasoning_content"} if channels else ():  # gpt-oss's template refuses its own marks there
+            message[key] = CHANNELS.sub("", message[key])
         return {"message": {**message, "raw": raw}}
 
     def rendering(self, row, messages):

@@ -129,10 +129,24 @@ def converse(renderer, name, end, end_of_call, rng):
     return ids, forks, encoder.encoding(text).ids.tolist() == ids
 
 
+def junk_stays(renderer, name, end, role, rng):
+    """A model may write anything: marks in any order. No turn of it ends a run."""
+    encoder, row = renderer.encoder, {"messages": [{"role": "user", "content": "hello"}]}
+    text = "".join(rng.choices([*MARKS, *samples.SPECIAL, "<think>", "</think>", "<tool_call>", "</tool_call>", " to=functions.w",
+                                "<|start|>assistant", "<|channel|>final<|message|>", "<|channel|>analysis<|message|>", "<|channel|>commentary",
+                                '{"name": "w", "arguments": {}}', "call:w{x:1}", "<|tool_call_start|>", "[TOOL_CALLS]", "\n", "hello"], k=rng.randrange(1, 9)))
+    ids = encoder.encoding(renderer.rendering(row, row["messages"]) + text).ids.tolist()
+    said = render.answer(renderer, json.dumps({"said": encoder.encoding(text).ids.tolist(), "ended": False, "turn": 1}))
+    asked = {"ids": ids, "row": row, "messages": [*row["messages"], said.get("message"), {"role": role, "content": "4"}], "most": 99}
+    check(f"{name}: {text!r} is a turn", "ids" in render.answer(renderer, json.dumps(asked)), render.answer(renderer, json.dumps(asked)))
+
+
 for name, (template, end, end_of_call) in TEMPLATES.items():
     renderer = render.Renderer(*prepared(name, template, end))
     rng = random.Random(name)
     found = [converse(renderer, name, end, end_of_call, rng) for _ in range(CONVERSATIONS)]
+    for i in range(40):
+        junk_stays(renderer, name, end, "tool" if end_of_call and i % 2 else "user", rng)
     others = sum(not same for *_, same in found)
     print(f"{name}: {len(found)} conversations, {sum(forks for _, forks, _ in found)} forks, {others} that one encoding would encode otherwise")
     if name == "chatml":
