@@ -224,12 +224,17 @@ class Renderer:
         return (low, added) if low > alike and self.text(ids[:low] + added) == text else (alike, whole[alike:].tolist())
 
     def forms(self, messages):
-        """Returns a conversation with the assistant's turns as raw text, and with parsed turns. What needs a call without one is the user's."""
-        raw, parsed, called = [], [], True
+        """Returns a conversation with the assistant's turns as raw text, and with parsed turns. A tool's answer without an id belongs to the
+        next call; one that needs a call and has none is the user's."""
+        raw, parsed, called, open_calls = [], [], True, []
         for message in messages:
             bare = {key: value for key, value in message.items() if key not in ("raw", "malformed_call")}
             if message["role"] == "assistant":
-                called = "tool_calls" in message
+                called, open_calls = "tool_calls" in message, list(message.get("tool_calls") or [])
+            elif message["role"] == "tool" and open_calls:
+                one = next((one for one in open_calls if message.get("tool_call_id", one.get("id")) == one.get("id")), open_calls[0])
+                open_calls.remove(one)
+                bare = {"tool_call_id": one.get("id"), "name": one["function"]["name"], **bare}
             elif message["role"] == "tool" and self.needs_call and not called:
                 bare["role"] = "user"
             parsed.append(bare)
@@ -259,7 +264,7 @@ def answer(renderer, line):
     try:
         asked = json.loads(line)
         return (renderer.said if "said" in asked else renderer.render)(*asked.values())
-    except (ValueError, TypeError, *renderer.failures) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, *renderer.failures) as error:
         return {"error": " ".join(str(error).split())[:300]}
 
 

@@ -51,7 +51,7 @@ TEMPLATES = {  # name: (template, end of a turn, end of a turn with a call; None
     "mistral": (samples.MISTRAL, "</s>", None), "generation": (samples.GENERATION, "<|im_end|>", "<|im_end|>"),
     "harmony": (HARMONY, "<|return|>", "<|call|>"), "gemma": (GEMMA, "<turn|>", "<|tool_response>")}
 if trl := importlib.util.find_spec("trl"):
-    for name, file in (("harmony", "gptoss"), ("gemma", "gemma4_v5"), ("hybrid", "qwen3"), ("python", "lfm2_v2"), ("python", "lfm2_2_5_v2")):
+    for name, file in (("harmony", "gptoss"), ("gemma", "gemma4"), ("gemma", "gemma4_v5"), ("hybrid", "glm4moe"), ("hybrid", "qwen3"), ("python", "lfm2_v2"), ("python", "lfm2_2_5_v2")):
         with open(os.path.join(os.path.dirname(trl.origin), "chat_templates", file + ".jinja"), encoding="utf-8") as text:
             TEMPLATES[f"{name}: {file}"] = (text.read(), *TEMPLATES.get(name, ("", "<|im_end|>", "<|im_end|>"))[1:])
 CONVERSATIONS = 12
