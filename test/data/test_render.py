@@ -15,6 +15,7 @@ import prepare_samples as samples
 
 import encode  # noqa: E402  (in data/, which prepare_samples has put into the path)
 import render  # noqa: E402
+import tool_calls  # noqa: E402
 import templates  # noqa: E402
 
 # In the manner of gpt-oss's and Gemma 4's: reasoning of turns with calls; a tool's answer needs a call.
@@ -193,7 +194,7 @@ CALLS = (  # a template's mark, a text, the text without calls, the calls; None:
     ('"parameters": ', "plain text", ("plain text", [])))
 for template, text, wanted in CALLS:
     try:
-        calls = render.calls_of(text, template)
+        calls = tool_calls.calls_of(text, template)
     except ValueError:
         calls = None
     check(f"the calls of {text!r}", calls == wanted, repr(calls))
