@@ -488,11 +488,10 @@ static int verb_plan(const Options *given) {
         note("planned in %s; to plan for a GPU, give --machine CARD or --dtype bf16", dtype_name(run.model.dtype));
     plan_choose_length(&run, o, &lengths, limit);
     r.bounds = plan_bounds(&run, &data, limit);
-    const WayBounds open = r.bounds; // before a teacher takes memory
-    if (o->teacher) plan_teacher_first(&r.teacher, &run, data.shards ? &data : NULL, &r.bounds);
+    pass_works = &works; // valid while `run` and the ways exist
+    if (o->teacher) plan_teachers(&r.teacher, &run, o, data.shards ? &data : NULL, &r.bounds);
     limit = r.bounds.limit;
     if (divides) r.bounds.division = division, r.bounds.divisions = plan_divisions(o, division);
-    pass_works = &works; // valid while `run` and the ways exist
     way_open(&r.plan, &run, run.settings.lora != NULL);
     way_plan(&r.plan, &r.bounds);
     r.plan.is_plan = 1, r.bounds.limit = r.plan.bounds->limit;
@@ -504,7 +503,6 @@ static int verb_plan(const Options *given) {
     if (named && run.settings.optimizer && !r.bounds.no_estimate && !run.settings.deals)
         r.ways_count = ways_find(r.ways, &r.plan, &run, &r.bounds);
     if (!run.settings.optimizer && run.settings.backward) plan_training(&r, &run, limit);
-    if (o->teacher && named) plan_teacher_elsewhere(&r.teacher, &run, data.shards ? &data : NULL, &open);
     pass_works = NULL;
     free(lengths.length);
     plan_print(&r, &data);

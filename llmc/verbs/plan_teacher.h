@@ -1,8 +1,8 @@
 /*
 `plan --teacher`: a teacher that runs with its student (llmc/train/reference.h). A run allocates the teacher first, so
 it is planned first, and the student with the rest. The estimate of a step includes the teacher's passes. On a named
-machine other places of the teacher's weights are planned, too. In place of the teacher a file of its likeliest tokens
-may be read (llmc/data/teacher.h).
+machine the place of the teacher's weights is the one with the shortest step. In place of the teacher a file of its
+likeliest tokens may be read (llmc/data/teacher.h).
 */
 #ifndef LLMC_PLAN_TEACHER_H
 #define LLMC_PLAN_TEACHER_H
@@ -15,7 +15,7 @@ typedef struct {
     Place on;
     WayBounds left;     // the student's bounds, without the teacher's memory
     WayToTrain way;     // the teacher's
-    WayToTrain student; // the student beside it, in plans of other places
+    WayToTrain student; // the student beside it, in plans that are compared
 } TeacherPlan;
 
 typedef struct {
@@ -56,20 +56,45 @@ static void plan_teacher_first(TeacherPlans *t, Run *run, const DataLoader *data
     *bounds = t->chosen.left;
 }
 
-// Plans teacher and student with the teacher's weights in other places. open: the bounds before any teacher
-static void plan_teacher_elsewhere(TeacherPlans *t, Run *run, const DataLoader *data, const WayBounds *open) {
-    const unsigned places = run_search(run->live, open->limit).places[PLACED_WEIGHTS];
-    for (int on = PLACE_DEVICE; on < PLACES && run->options->teacher_on == PLACE_AUTO; on++) {
+static void plan_student(TeacherPlan *t, Run *run) {
+    way_open(&t->student, run, run->settings.lora != NULL);
+    if (t->way.fits) way_choose(&t->student, &t->left);
+    way_close(&t->student, run);
+}
+
+static int plan_both_fit(const TeacherPlan *t) { return t->way.fits && t->student.fits; }
+
+// Plans the teacher. On a machine without --teacher-on, plans student and teacher with the teacher's weights in each
+// place, and takes the place with the shortest step, as --teacher-on.
+static void plan_teachers(TeacherPlans *t, Run *run, Options *o, const DataLoader *data, WayBounds *bounds) {
+    const WayBounds open = *bounds; // before any teacher
+    const int compares = option_given(o, "machine") && o->teacher_on == PLACE_AUTO && !bounds->no_estimate;
+    plan_teacher_first(t, run, data, bounds);
+    if (!compares) return;
+    const unsigned places = run_search(run->live, open.limit).places[PLACED_WEIGHTS];
+    const TeacherPlan *best = &t->chosen;
+    plan_student(&t->chosen, run);
+    for (int on = PLACE_DEVICE; on < PLACES; on++) {
         TeacherPlan *other = &t->other[t->others];
         if (on == (int)t->chosen.on || !(places & 1u << on)) continue;
-        plan_teacher(other, run, data, open, (Place)on);
-        way_open(&other->student, run, run->settings.lora != NULL);
-        if (other->way.fits) way_choose(&other->student, &other->left);
-        t->others += other->way.fits && other->student.fits;
-        way_close(&other->student, run);
+        plan_teacher(other, run, data, &open, (Place)on);
+        plan_student(other, run);
+        t->others += (size_t)plan_both_fit(other);
         run_close(&other->live->run), free(other->live);
+        const double least = best->student.estimate.seconds;
+        if (plan_both_fit(other) && (!plan_both_fit(best) || other->student.estimate.seconds < 0.99 * least))
+            best = other;
     }
     run->live = &t->chosen.live->run;
+    if (best == &t->chosen) return;
+    option_type(o, "teacher-on", place_names[best->on]);
+    run_close(run->live), free(t->chosen.live);
+    const TeacherPlan first = t->chosen;
+    TeacherPlan *left = &t->other[best - t->other];
+    *bounds = open;
+    plan_teacher_first(t, run, data, bounds);
+    *left = first;
+    if (!plan_both_fit(left)) *left = t->other[--t->others];
 }
 
 // Returns the bytes of the teacher's weights that a step reads from host memory or a disk.

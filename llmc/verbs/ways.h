@@ -173,23 +173,29 @@ static const WayToTrain *ways_best(const WayToTrain *ways, size_t count, const W
 }
 
 // ---- the command line ----------------------------------------------------------------------------------------------
+// Returns the hub's name of a preset; NULL: this is none.
+static const char *preset_hub_name(const char *preset) {
+    for (size_t i = 0; preset && i < PRESETS; i++)
+        if (!strcmp(presets[i].name, preset)) return presets[i].hub;
+    return NULL;
+}
+
 // Prints the command line of a training run that names what the planner chose.
 static void way_echo(FILE *out, const WayToTrain *w, int wrap) {
     static const char *const not_of_it[] = {"json", "quiet", "verbose", "machine", "memory-limit", "ranks", "lengths"};
     static const char *const shards[] = {"shards/train-*.bin"};
     const RunSettings *s = &w->run.settings;
-    const char *init = w->options.init, *hub = NULL; // the hub's name of a preset that --init names alone
-    for (size_t i = 0; init && i < PRESETS; i++)
-        if (!strcmp(presets[i].name, init)) hub = presets[i].hub;
+    const char *hub = preset_hub_name(w->options.init), *teacher = preset_hub_name(w->options.teacher);
     const Config *c = &w->run.model.config;
     char scaling[32];
     Options o = w->options;
     for (size_t i = 0; i < sizeof(not_of_it) / sizeof(*not_of_it); i++) option_leave(&o, not_of_it[i]);
     o.verb = VERB_TRAIN;
     if (hub) option_leave(&o, "init"), option_type(&o, "model", hub);
+    if (teacher) option_type(&o, "teacher", teacher);
     if (!o.data.count) o.data.path = shards, o.data.count = 1, o.given[option_find("data")] = 1;
     if (!option_given(&o, "out")) option_type(&o, "out", "run");
-    if (w->bytes[PLACE_DISK] && !o.disk) option_type(&o, "disk", ".");
+    if ((w->bytes[PLACE_DISK] || o.teacher_on == PLACE_DISK) && !o.disk) option_type(&o, "disk", ".");
     option_type_size(&o, "seq-len", o.seq_len);
     if (o.seq_len > c->max_position_embeddings && !c->family->learned_positions && !c->family->plain_rope)
         option_type(&o, "rope-scaling", scaling_text(c, o.seq_len, scaling));
