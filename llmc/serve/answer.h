@@ -13,7 +13,6 @@ Log-probabilities are those of the model's own softmax: temperature, top_k and t
 
 // What answers need besides their request
 typedef struct {
-    HttpServer *http;
     const Prompt *decoder;
     const Config *config;
     DType dtype;       // of logits
@@ -170,7 +169,7 @@ static void answer_whole(const Answerer *s, Ask *a, const cJSON *message) {
     answer_usage(json, a);
     if (a->gives_ids) answer_ids(json, "prompt_token_ids", a->prompt.id, a->prompt.count);
     line_close(&line);
-    http_reply(s->http, a->request, 200, line.text, line.bytes);
+    http_reply(a->request, 200, line.text, line.bytes);
     a->request = NULL;
     free(line.text);
 }
@@ -196,7 +195,7 @@ static void answer_end(const Answerer *s, Ask *a) {
         answer_event(a, &line);
     }
     http_part(a->request, done, sizeof(done) - 1);
-    http_end(s->http, a->request);
+    http_end(a->request);
     a->request = NULL;
 }
 

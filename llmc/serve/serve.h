@@ -51,9 +51,8 @@ static void serve_caught(int code, const char *message) {
 }
 
 // Refuses a request; serve_look forgets it.
-static void serve_refuse(Serve *s, Ask *a, int status, const char *message) {
-    if (a->request)
-        http_refuse(&s->http, a->request, status, status < 500 ? "invalid_request_error" : "server_error", message);
+static void serve_refuse(Ask *a, int status, const char *message) {
+    if (a->request) http_refuse(a->request, status, status < 500 ? "invalid_request_error" : "server_error", message);
     a->request = NULL;
 }
 
@@ -107,7 +106,7 @@ static void serve_chat(Serve *s, HttpRequest *request, const char *text, size_t 
         die_caught = NULL;
     } else {
         die_caught = NULL;
-        serve_refuse(s, a, 400, serve_message);
+        serve_refuse(a, 400, serve_message);
         serve_remove(s, s->asks - 1);
     }
 }
@@ -121,9 +120,9 @@ static void serve_take(void *serve, HttpRequest *request, const char *path, cons
     for (size_t i = 0; i < s->slots; i++) writing += s->writing[i] != NULL;
     if (text && !strcmp(path, "/v1/chat/completions")) {
         if (stop_asked())
-            http_refuse(&s->http, request, 503, "server_error", "the server is ending");
+            http_refuse(request, 503, "server_error", "the server is ending");
         else if (s->asks == s->slots + SERVE_WAITING)
-            http_refuse(&s->http, request, 429, "server_error", "too many requests wait already; ask again later");
+            http_refuse(request, 429, "server_error", "too many requests wait already; ask again later");
         else
             serve_chat(s, request, text, bytes);
     } else if (!text && !strcmp(path, "/v1/models")) {
@@ -135,14 +134,14 @@ static void serve_take(void *serve, HttpRequest *request, const char *path, cons
         json_size(&json, "max_model_len", s->capacity);
         json_object_end(&json);
         json_array_end(&json);
-        http_reply(&s->http, request, 200, answer, json_text_end(&json));
+        http_reply(request, 200, answer, json_text_end(&json));
     } else if (!text && !strcmp(path, "/health")) {
         json_text(&json, "status", "ok");
         json_size(&json, "slots", s->slots), json_size(&json, "writing", writing);
         json_size(&json, "waiting", s->asks - writing);
-        http_reply(&s->http, request, 200, answer, json_text_end(&json));
+        http_reply(request, 200, answer, json_text_end(&json));
     } else {
-        http_refuse(&s->http, request, 404, "invalid_request_error",
+        http_refuse(request, 404, "invalid_request_error",
                     "unknown; there are POST /v1/chat/completions, GET /v1/models and GET /health");
     }
 }
@@ -240,14 +239,14 @@ static void serve_render_end(Serve *s) {
         if (!cJSON_IsObject(message)) a->tools = NULL; // the answer is its text
         serve_answer(s, a, cJSON_IsObject(message) ? message : NULL);
     } else if (s->renderer.failed) {
-        serve_refuse(s, a, 500, s->renderer.message);
+        serve_refuse(a, 500, s->renderer.message);
     } else if (!setjmp(serve_jump)) {
         die_caught = serve_caught;
         serve_take_ids(s, a, answer);
         die_caught = NULL;
     } else {
         die_caught = NULL;
-        serve_refuse(s, a, 400, serve_message);
+        serve_refuse(a, 400, serve_message);
     }
     if (s->renderer.failed) reward_restart(&s->renderer);
     free(s->rendered);
@@ -479,10 +478,12 @@ static int sample_serve(const Options *o) {
     s->http.most = ((size_t)1 << 20) + 32 * s->capacity;
     http_open(&s->http, address, port);
     run_load_weights(&s->run);
-    const Answerer answerer = {
-        &s->http,           &s->prompt, &s->run.model.config,
-        s->run.model.dtype, s->model,   random_bits((uint64_t)(1e6 * seconds_now()), o->seed, (uint64_t)getpid()),
-        (long)time(NULL)};
+    const Answerer answerer = {&s->prompt,
+                               &s->run.model.config,
+                               s->run.model.dtype,
+                               s->model,
+                               random_bits((uint64_t)(1e6 * seconds_now()), o->seed, (uint64_t)getpid()),
+                               (long)time(NULL)};
     s->answerer = answerer;
     size_t ends;
     uint32_t *end_ids = end_ids_from_options(o, s->prompt.tokenizer, s->run.model.config.vocab_size, &ends);
@@ -494,7 +495,6 @@ static int sample_serve(const Options *o) {
     fflush(stdout);
     s->sampler.turns = &turns;
     sampler_batch(&s->sampler, &s->run.streambp, s->text, s->slots, &unused, end_ids, ends);
-    for (int i = 0; i < 10; i++) http_poll(&s->http, 1); // the last answers leave
     http_close(&s->http);
     serve_free(s);
     free(end_ids);
