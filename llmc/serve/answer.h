@@ -111,7 +111,6 @@ static void answer_ids(JsonOut *json, const char *key, const int32_t *ids, size_
 static size_t answer_calls(JsonOut *json, const cJSON *message) {
     const cJSON *call, *calls = json_get(message, "tool_calls");
     size_t count = 0;
-    if (!calls) return 0;
     json_array(json, "tool_calls");
     cJSON_ArrayForEach(call, calls) {
         const cJSON *function = json_get(call, "function");
@@ -131,12 +130,12 @@ static size_t answer_calls(JsonOut *json, const cJSON *message) {
     return count;
 }
 
-// Writes the members of a message: of the renderer, or of the text. Returns the number of its calls.
+// Writes the members of a message: of the renderer, which found calls, or of the text. Returns the number of its calls.
 static size_t answer_message(JsonOut *json, const Answerer *s, const Ask *a, const cJSON *message) {
     if (message) {
         const char *thought = cJSON_GetStringValue(json_get(message, "reasoning_content"));
         const char *content = cJSON_GetStringValue(json_get(message, "content"));
-        json_text(json, "content", content && (*content || !json_get(message, "tool_calls")) ? content : NULL);
+        json_text(json, "content", content && *content ? content : NULL);
         if (thought && *thought) json_text(json, "reasoning_content", thought);
         return answer_calls(json, message);
     }
@@ -148,7 +147,7 @@ static size_t answer_message(JsonOut *json, const Answerer *s, const Ask *a, con
 }
 
 // ---- one object -----------------------------------------------------------------------------------------------------
-// message: from the renderer; NULL: the text is the answer
+// message: from the renderer, with calls; NULL: the text is the answer
 static void answer_whole(const Answerer *s, Ask *a, const cJSON *message) {
     LineOut line;
     line_open(&line);

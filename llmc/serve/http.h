@@ -168,14 +168,16 @@ static void http_refuse(HttpRequest *request, int status, const char *type, cons
 
 // Tells whether a Host header means this server: a name of this machine's own, or the name that was given.
 static int http_is_host(const HttpServer *server, const char *host) {
-    const char *const own[] = {"localhost", "127.0.0.1", "[::1]", server->name};
+    const char *const own[] = {"localhost", "127.0.0.1", "::1", server->name};
     const int any = !strcmp(server->name, "0.0.0.0") || !strcmp(server->name, "::"); // its token is asked for
-    const char *end = host + strcspn(host, *host == '[' ? "]" : ":");
-    if (*end == ']') end++;
+    const int bracketed = *host == '[';
+    const char *name = host + bracketed, *end = name + strcspn(name, bracketed ? "]" : ":");
+    const size_t bytes = (size_t)(end - name);
     size_t port;
+    if (bracketed && *end++ != ']') return 0;
     if (*end && (*end != ':' || !parse_size(end + 1, &port))) return 0;
     for (size_t i = 0; i < sizeof(own) / sizeof(own[0]); i++)
-        if (strlen(own[i]) == (size_t)(end - host) && !strncasecmp(host, own[i], (size_t)(end - host))) return 1;
+        if (strlen(own[i]) == bytes && !strncasecmp(name, own[i], bytes)) return 1;
     return any;
 }
 

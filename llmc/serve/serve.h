@@ -74,6 +74,7 @@ static void serve_ready(Serve *s, Ask *a) {
             a->prompt.count, s->capacity);
     a->room = min_size(a->room, s->capacity - a->prompt.count + 1);
     a->begins_in_thought = ask_opens_thought(s->prompt.tokenizer, &a->prompt);
+    a->ids = (int32_t *)checked_malloc(a->room * sizeof(int32_t), "an answer");
     a->text = (char *)checked_malloc(a->room * s->token_bytes, "an answer");
     a->out = text_out_to(NULL, a->text);
     if (a->logprobs)
@@ -86,14 +87,15 @@ static void serve_read(Serve *s, Ask *a, const char *text, size_t bytes) {
     Options *own = &s->own;
     ask_read(a, s->run.options, text, bytes, s->capacity);
     own->thinking = a->thinking;
-    if (!*s->render_command || !ask_needs_renderer(a, &s->prompt, own)) {
-        const char *fault = a->tools ? "tools need data/render.py, Python and the model's tokenizer.json; serve with "
-                                       "--render-command 'python3 data/render.py - TOKENIZER'"
-                                     : chat_messages_fault(&s->prompt, own, a->messages);
-        if (fault) die("%s", fault);
-        chat_messages_encode(&s->prompt, own, a->messages, &a->prompt);
-        serve_ready(s, a);
-    }
+    const char *fault = ask_needs_renderer(a, s->prompt.tokenizer)
+                            ? "tools, tool_calls, reasoning_content, reasoning_effort and chat_template_kwargs need "
+                              "data/render.py, Python and the model's tokenizer.json; serve with --render-command "
+                              "'python3 data/render.py - TOKENIZER'"
+                            : chat_messages_fault(&s->prompt, own, a->messages);
+    if (fault && *s->render_command) return; // the renderer writes the prompt, or refuses it, too
+    if (fault) die("%s", fault);
+    chat_messages_encode(&s->prompt, own, a->messages, &a->prompt);
+    serve_ready(s, a);
 }
 
 static void serve_chat(Serve *s, HttpRequest *request, const char *text, size_t bytes) {
@@ -236,8 +238,9 @@ static void serve_render_end(Serve *s) {
     const cJSON *message = json_get(answer, "message");
     s->rendering = NULL;
     if (a->stage == ASK_PARSES) {
-        if (!cJSON_IsObject(message)) a->tools = NULL; // the answer is its text
-        serve_answer(s, a, cJSON_IsObject(message) ? message : NULL);
+        const int calls = cJSON_GetArraySize(json_get(message, "tool_calls")) > 0;
+        if (!calls) a->tools = NULL; // the answer is its text
+        serve_answer(s, a, calls ? message : NULL);
     } else if (s->renderer.failed) {
         serve_refuse(a, 500, s->renderer.message);
     } else if (!setjmp(serve_jump)) {
@@ -313,7 +316,7 @@ static size_t serve_next(void *serve, size_t step, int idle) {
         memcpy(s->ids[slot], a->prompt.id, a->prompt.count * sizeof(int32_t));
         text->prompt = s->ids[slot], text->prompt_tokens = a->prompt.count, text->ids = s->ids[slot] + a->prompt.count;
         text->room = a->room, text->seed = a->seed, text->again = 1, text->kept = kept;
-        a->stage = ASK_WRITES, a->ids = text->ids;
+        a->stage = ASK_WRITES;
         s->writing[slot] = a, s->used[slot] = a->number;
         return slot;
     }
@@ -334,10 +337,11 @@ static void serve_logits(void *serve, size_t slot, const Stored *logits) {
 // Takes the token that was drawn last in a slot.
 static void serve_token(Serve *s, size_t slot, int last) {
     Ask *a = s->writing[slot];
-    Completion *text = &s->text[slot];
+    const Completion *text = &s->text[slot];
     if (a->finish || !a->request) return; // a text ends one token after its stop text, or after its client has left
-    if (a->logprobs) answer_scores(&s->answerer, a, a->ids[a->tokens]);
-    ask_token(a, &s->prompt, last && text->ended, last);
+    const int32_t id = text->ids[a->tokens];
+    if (a->logprobs) answer_scores(&s->answerer, a, id);
+    ask_token(a, &s->prompt, id, last && text->ended, last);
     if (a->streams) answer_chunk(&s->answerer, a, NULL);
     if (a->finish && !a->tools) serve_answer(s, a, NULL);
 }
