@@ -15,8 +15,9 @@ file's mark. It is given as reasoning_content, so that the next request need not
 #include "http.h"
 #include "llmc/generate/prompt_file.h"
 
-#define ASK_STOPS 4  // most texts that end an answer
-#define ASK_TOP   20 // most likeliest tokens that are reported
+#define ASK_STOPS  4     // most texts that end an answer
+#define ASK_TOP    20    // most likeliest tokens that are reported
+#define ASK_VALUES 65536 // most JSON values of a request, for each takes about 80 bytes while the request waits
 
 typedef enum {
     ASK_RENDERS, // waits for the renderer to write its prompt
@@ -80,6 +81,13 @@ static int ask_flag(const cJSON *body, const char *key) {
     const cJSON *value = json_get(body, key);
     if (value && !cJSON_IsBool(value)) die("%s must be true or false", key);
     return cJSON_IsTrue(value);
+}
+
+static size_t ask_values(const cJSON *value) {
+    const cJSON *child;
+    size_t count = 1;
+    cJSON_ArrayForEach(child, value) count += ask_values(child);
+    return count;
 }
 
 // Refuses keys that are unknown, or whose value would change the answer in a way that is not built.
@@ -158,6 +166,7 @@ static void ask_read(Ask *a, const Options *o, const char *text, size_t bytes, s
     a->body = json_parse_object(text, bytes, "the request");
     const cJSON *body = a->body, *kwargs = json_get(body, "chat_template_kwargs");
     const cJSON *thinks = json_get(kwargs, "enable_thinking");
+    if (ask_values(body) > ASK_VALUES) die("the request has more than %d JSON values; shorten it", ASK_VALUES);
     ask_check_keys(body);
     ask_read_messages(a, o->system);
     ask_read_tools(a);
