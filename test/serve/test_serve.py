@@ -299,20 +299,11 @@ if openai:
     check("openai: models", [one.id for one in client.models.list()] == ["model"])
 
 # ---- the end: what was asked before it is answered -----------------------------------------------------------------------------
-body = json.dumps({"messages": chats[0], "max_tokens": 160, "logprobs": True, "top_logprobs": 20, "temperature": 1, "seed": 1}).encode()
-reader = socket.socket()
-reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-reader.connect(("127.0.0.1", server.port))
-reader.sendall(head(len(body), "Connection: close") + body)
-reader.recv(1)  # a large answer is there, and its client reads slowly
 with concurrent.futures.ThreadPoolExecutor(8) as pool:
     late = [pool.submit(server.chat, chat, temperature=0, max_tokens=NEW) for chat in chats[:8]]
     while server.health()["writing"] < 4 and not all(one.done() for one in late):
         pass
-    rest = pool.submit(lambda: b"".join(iter(lambda: reader.recv(1 << 16), b"")))
     server.end()
-    found = rest.result()
-    check("the end waits for a slow reader", json.loads(found.split(b"\r\n\r\n")[1])["usage"]["completion_tokens"] > 100, found[-100:])
     check("the end waits for answers", [content(one.result()) for one in late] == [one["text"] for one in wanted[:8]])
 
 # ---- tools by a scripted renderer; a token -------------------------------------------------------------------------------------
@@ -336,7 +327,7 @@ check("a text without calls is its own content", found["message"]["content"] != 
 alone = answer(tools=[{"type": "function"}])["token_ids"]
 with concurrent.futures.ThreadPoolExecutor(9) as pool:  # others take its slot while the renderer reads it
     found = pool.submit(answer, tools=[{"type": "function"}])
-    others = [pool.submit(ask, max_tokens=5, temperature=1) for _ in range(8)]
+    others = [pool.submit(ask, max_tokens=12, temperature=1) for _ in range(8)]
     check("calls keep the ids of their text", found.result()["token_ids"] == alone and all(one.result()[0] == 200 for one in others), alone)
 status, text = ask(tools=[{"type": "wrong"}])
 check("a chat that cannot be rendered", status == 400 and b"no such tool" in text, text)
