@@ -45,7 +45,7 @@ static void answer_scores(const Answerer *s, Ask *a, int32_t id) {
         z[v] = element_to_double(a->logits, s->dtype, v);
         z[v] = (cap > 0 ? cap * tanh(z[v] / cap) : z[v]) / divisor;
         most = fmax(most, z[v]);
-        size_t at = found; // insertion into the best so far, of equal ones the lower id first
+        size_t at = found; // inserts into the best so far; equal logits: the lower id first
         while (at && z[v] > z[best[at - 1]]) at--;
         if (at == a->top) continue;
         found = min_size(found + 1, a->top);
@@ -91,7 +91,7 @@ static void answer_head(JsonOut *json, const Answerer *s, const Ask *a, const ch
     char id[64];
     snprintf(id, sizeof(id), "chatcmpl-%016llx-%zu", (unsigned long long)s->run, a->number);
     json_text(json, "id", id), json_text(json, "object", object);
-    json_size(json, "created", (size_t)s->created), json_text(json, "model", s->model);
+    json_size(json, "created", (size_t)a->created), json_text(json, "model", s->model);
 }
 
 static void answer_usage(JsonOut *json, const Ask *a) {

@@ -30,6 +30,7 @@ typedef struct {
     HttpRequest *request; // NULL: answered, or its client has left
     AskStage stage;
     size_t number; // of the request, from 1
+    long created;  // seconds since 1970
     cJSON *body;
     const cJSON *messages, *tools; // tools: NULL: none
     // what it asks for
@@ -94,10 +95,9 @@ static size_t ask_values(const cJSON *value) {
 static void ask_check_keys(const cJSON *body) {
     static const char known[] =
         "messages|model|max_tokens|max_completion_tokens|temperature|top_p|top_k|seed|stop|stream|stream_options|"
-        "logprobs|"
-        "top_logprobs|tools|tool_choice|chat_template_kwargs|return_token_ids|n|presence_penalty|frequency_penalty|"
-        "logit_bias|response_format|modalities|user|metadata|store|service_tier|parallel_tool_calls|prompt_cache_key|"
-        "prompt_cache_retention|safety_identifier|verbosity|reasoning_effort";
+        "logprobs|top_logprobs|tools|tool_choice|chat_template_kwargs|return_token_ids|n|presence_penalty|"
+        "frequency_penalty|logit_bias|response_format|modalities|user|metadata|store|service_tier|"
+        "parallel_tool_calls|prompt_cache_key|prompt_cache_retention|safety_identifier|verbosity|reasoning_effort";
     const cJSON *key, *format = json_get(body, "response_format"), *bias = json_get(body, "logit_bias");
     cJSON_ArrayForEach(key, body) {
         if (word_index(known, key->string) < 0 && !cJSON_IsNull(key))

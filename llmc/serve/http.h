@@ -8,11 +8,12 @@ each good request to HttpServer.take; the answer may come at any later time.
     http_reply     answers with one text
     http_stream    begins an answer in parts; http_part adds one, http_end ends it
     http_drop      ends a request without an answer, and its connection
-    http_close     writes what was answered, and ends all connections
+    http_close     waits until answers are written, and ends all connections
 
-Taken are GET, and POST with Content-Type application/json, of bounded size, whose Host is this server. No answer allows
-another origin, so a page in a browser can neither ask nor read. A connection that has sent no whole request for
-HTTP_PATIENCE is closed. If all HTTP_PEERS connections are taken, further clients wait in the system's queue.
+It takes GET, and POST with Content-Type application/json, of bounded size, whose Host is this server. No answer allows
+another origin, so a page in a browser can neither ask nor read. A connection is closed if its client
+has sent no whole request, or has taken no byte of its answer, for HTTP_PATIENCE. If all HTTP_PEERS connections are
+taken, further clients wait in the system's queue.
 */
 #ifndef LLMC_HTTP_H
 #define LLMC_HTTP_H
@@ -27,18 +28,20 @@ HTTP_PATIENCE is closed. If all HTTP_PEERS connections are taken, further client
 #include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
-#define HTTP_PEERS    128 // most connections
-#define HTTP_HEADERS  16384
-#define HTTP_PATIENCE 30.0 // seconds for a whole request, for a client that reads nothing, and between two requests
-#define HTTP_TICK     0.2  // most seconds of a poll that waits
-#define HTTP_TOKEN    32   // least bytes of a token
+#define HTTP_PEERS    128   // most connections
+#define HTTP_HEADERS  16384 // most bytes of a request's headers
+#define HTTP_PATIENCE 30.0  // seconds for a whole request, for a client that reads nothing, and between two requests
+#define HTTP_TICK     0.2   // most seconds of a poll that waits
+#define HTTP_TOKEN    32    // least bytes of a token
 
 // A connection
 typedef struct {
     struct bufferevent *buffers; // counted: valid after libevent has closed the connection, which clears its callbacks
-    double since;                // when it opened, or when its last answer had been written
+    size_t unread;               // bytes that its client has not taken yet
+    double since;                // when it opened, when its last answer was written, or when its client took bytes
     int answers;                 // 1: a request of it is being answered
 } HttpPeer;
 
@@ -76,7 +79,7 @@ static void http_answered(HttpRequest *request, void *context) { http_mark((Http
 // Makes the buffers of a new connection (evhttp_set_bevcb).
 static struct bufferevent *http_connected(struct event_base *base, void *context) {
     HttpServer *server = (HttpServer *)context;
-    const HttpPeer peer = {bufferevent_socket_new(base, -1, 0), seconds_now(), 0};
+    const HttpPeer peer = {bufferevent_socket_new(base, -1, 0), 0, seconds_now(), 0};
     if (!peer.buffers) return NULL;
     bufferevent_incref(peer.buffers);
     server->peer[server->peers++] = peer;
@@ -84,19 +87,24 @@ static struct bufferevent *http_connected(struct event_base *base, void *context
     return peer.buffers;
 }
 
-// Forgets connections that libevent has closed, and ends those that took too long.
+static size_t http_unread(const HttpPeer *peer) { return evbuffer_get_length(bufferevent_get_output(peer->buffers)); }
+
+// Forgets connections that libevent has closed, and ends those that took too long. (libevent's own limit begins anew with
+// every part of an answer.)
 static void http_sweep(HttpServer *server) {
     const double now = seconds_now();
     size_t left = 0;
     for (size_t i = 0; i < server->peers; i++) {
-        const HttpPeer peer = server->peer[i];
+        HttpPeer peer = server->peer[i];
+        const size_t unread = http_unread(&peer);
         bufferevent_event_cb open;
         bufferevent_getcb(peer.buffers, NULL, NULL, &open, NULL);
         if (!open) {
             bufferevent_decref(peer.buffers);
             continue;
         }
-        if (!peer.answers && now - peer.since > HTTP_PATIENCE) shutdown(bufferevent_getfd(peer.buffers), SHUT_RDWR);
+        if (peer.answers && (!unread || unread < peer.unread)) peer.since = now;
+        if (now - peer.since > HTTP_PATIENCE) shutdown(bufferevent_getfd(peer.buffers), SHUT_RDWR);
         server->peer[left++] = peer;
     }
     server->peers = left;
@@ -226,15 +234,22 @@ static void http_asked(HttpRequest *request, void *context) {
 }
 
 // ---- the server -----------------------------------------------------------------------------------------------------
+static void http_silent(int severity, const char *message) { (void)severity, (void)message; }
 static void http_ticked(evutil_socket_t fd, short what, void *context) { (void)fd, (void)what, (void)context; }
 
 // Listens on `address`, a name or number, and `port`; 0: any free port, which server->port then is. The caller sets
 // take, context, token and most. A failure ends the program.
 static void http_open(HttpServer *server, const char *address, size_t port) {
     const struct timeval tick = {0, (suseconds_t)(HTTP_TICK * 1e6)};
+    const size_t descriptors = HTTP_PEERS + 64; // 64: for all else
     struct sockaddr_storage bound;
+    struct rlimit files;
     socklen_t size = sizeof(bound);
+    if (!getrlimit(RLIMIT_NOFILE, &files) && files.rlim_cur < descriptors)
+        die("--serve needs %zu open files, and the limit is %zu; raise it with ulimit -n", descriptors,
+            (size_t)files.rlim_cur);
     signal(SIGPIPE, SIG_IGN); // a client may leave at any time
+    event_set_log_callback(http_silent);
     snprintf(server->name, sizeof(server->name), "%s", address);
     server->base = event_base_new();
     server->http = server->base ? evhttp_new(server->base) : NULL;
@@ -243,7 +258,6 @@ static void http_open(HttpServer *server, const char *address, size_t port) {
     evhttp_set_allowed_methods(server->http, EVHTTP_REQ_GET | EVHTTP_REQ_POST);
     evhttp_set_max_headers_size(server->http, HTTP_HEADERS);
     evhttp_set_max_body_size(server->http, (ev_ssize_t)server->most);
-    evhttp_set_timeout(server->http, (int)HTTP_PATIENCE);
     evhttp_set_default_content_type(server->http, NULL);
     evhttp_set_bevcb(server->http, http_connected, server);
     evhttp_set_gencb(server->http, http_asked, server);
@@ -260,6 +274,7 @@ static void http_open(HttpServer *server, const char *address, size_t port) {
 
 // Reads and writes what is ready. waits: first until something is ready, at most HTTP_TICK
 static void http_poll(HttpServer *server, int waits) {
+    for (size_t i = 0; i < server->peers; i++) server->peer[i].unread = http_unread(&server->peer[i]);
     event_base_loop(server->base, waits ? EVLOOP_ONCE : EVLOOP_NONBLOCK);
     http_sweep(server);
 }

@@ -82,7 +82,7 @@ static void serve_ready(Serve *s, Ask *a) {
     a->stage = ASK_READY;
 }
 
-// Reads a request, which serve_caught refuses.
+// Reads a request. Its faults end in serve_caught.
 static void serve_read(Serve *s, Ask *a, const char *text, size_t bytes) {
     Options *own = &s->own;
     ask_read(a, s->run.options, text, bytes, s->capacity);
@@ -100,7 +100,7 @@ static void serve_read(Serve *s, Ask *a, const char *text, size_t bytes) {
 
 static void serve_chat(Serve *s, HttpRequest *request, const char *text, size_t bytes) {
     Ask *a = (Ask *)checked_calloc(1, sizeof(Ask), "a request");
-    a->request = request, a->number = ++s->number;
+    a->request = request, a->number = ++s->number, a->created = (long)time(NULL);
     s->ask[s->asks++] = a;
     if (!setjmp(serve_jump)) {
         die_caught = serve_caught;
@@ -219,7 +219,7 @@ static void serve_answer(Serve *s, Ask *a, const cJSON *message) {
     a->request = NULL;
 }
 
-// Takes the ids of a rendered chat, which serve_caught refuses.
+// Takes the ids of a rendered chat. Their faults end in serve_caught.
 static void serve_take_ids(Serve *s, Ask *a, const cJSON *answer) {
     const cJSON *ids = json_get(answer, "ids"), *error = json_get(answer, "error"), *id;
     uint64_t number;
