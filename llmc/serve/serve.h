@@ -281,17 +281,21 @@ static void serve_look(Serve *s, int waits) {
     }
 }
 
-// Returns the free slot with the longest beginning of a prompt, else the one that was used least recently.
+// Returns the free slot whose text mostly begins the prompt, by as many tokens as any, else the slot that was used least
+// recently: a chat that shares no more than a system message must not take the slot of a longer one. *kept: the tokens of
+// the prompt that the slot has
 static size_t serve_slot(const Serve *s, const Ask *a, size_t *kept) {
-    size_t best = SIZE_MAX;
+    size_t best = SIZE_MAX, most_begun = 0;
     *kept = 0;
     for (size_t i = 0; i < s->slots; i++) {
         const size_t most = min_size(s->text[i].kept, a->prompt.count);
         size_t common = 0;
         if (s->writing[i]) continue;
         while (common < most && s->ids[i][common] == a->prompt.id[common]) common++;
-        const int better = best == SIZE_MAX || common > *kept || (common == *kept && s->used[i] < s->used[best]);
-        if (better) best = i, *kept = common;
+        const size_t begun = 2 * common >= s->text[i].kept ? common : 0;
+        const int better =
+            best == SIZE_MAX || begun > most_begun || (begun == most_begun && s->used[i] < s->used[best]);
+        if (better) best = i, most_begun = begun, *kept = common;
     }
     return best;
 }
