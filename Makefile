@@ -147,10 +147,10 @@ train: $(BUILD)/train FORCE
 	@cmp -s $< $@ || { cp $< $@.new && mv $@.new $@; }
 
 # ops.o: all that the driver links: op sets, their list, and the other ranks. The map of PORTABLE names what is static.
-$(BUILD)/train: $(DRIVER)/train_gpt.o $(BUILD)/ops.o $(BUILD)/commit.o $(if $(PORTABLE),$(DRIVER)/cpu_check.o)
+$(BUILD)/train: $(DRIVER)/train_gpt.o $(BUILD)/ops.o $(BUILD)/commit.o $(if $(PORTABLE),$(DRIVER)/portable.o)
 	$(LINK) $^ $(LINKED) $(LDFLAGS) $(if $(PORTABLE),-Xlinker --gc-sections -Xlinker -Map=$@.map) -o $@
 
-$(DRIVER)/cpu_check.o: llmc/base/cpu_check.c $(DRIVER)/driver_flags
+$(DRIVER)/portable.o: llmc/base/portable.c $(DRIVER)/driver_flags
 	$(CC) $(DRIVER_FLAGS) -march=x86-64 -MMD -MP -c $< -o $@
 
 $(DRIVER)/train_gpt.o: train_gpt.cu $(DRIVER)/driver_flags

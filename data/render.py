@@ -19,72 +19,9 @@ refuses "raw" or then more ids stay. A failure is answered with {"error": "..."}
 import datetime
 import json
 import os
-import re
 import sys
 
-CALL = re.compile(r"(?s)<tool_call>\s*(.*?)\s*</tool_call>")
-XML = re.compile(r"(?s)<function=([^>\s]+)>(.*?)</function>")
-PARAMETER = re.compile(r"(?s)<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>")
-ARGUMENT = re.compile(r"(?s)<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>")
-MISTRAL = re.compile(r"(?s)\[TOOL_CALLS\]\s*(?:([\w.-]+)\[ARGS\])?(.*?)(?=\[TOOL_CALLS\]|$)")
-
-
-# ---- tool calls --------------------------------------------------------------------------------------------------------------
-class Unread(Exception):
-    """A call that is not in the template's form."""
-
-
-def json_of(text):
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        raise Unread from None
-
-
-def value_of(text):
-    try:
-        return json_of(text)
-    except Unread:
-        return text
-
-
-def call(found):
-    """Returns (name, arguments) of an object with name and arguments."""
-    arguments = found.get("arguments", found.get("parameters", {})) if isinstance(found, dict) else None
-    if not isinstance(arguments, dict) or not isinstance(found.get("name"), str):
-        raise Unread
-    return found["name"], arguments
-
-
-def tagged_call(text):
-    """Returns (name, arguments) of the inside of <tool_call>: JSON, a function in XML (Qwen3-Coder), or keys and values (GLM)."""
-    if xml := XML.fullmatch(text):
-        return xml[1], {key: value_of(value) for key, value in PARAMETER.findall(xml[2])}
-    if text.startswith("{"):
-        return call(json_of(text))
-    name = re.match(r"[\w.-]+", text)
-    if not name or text[name.end():].strip() and not ARGUMENT.search(text):
-        raise Unread
-    return name[0], {key: value_of(value) for key, value in ARGUMENT.findall(text)}
-
-
-def calls_of(text, template):
-    """Returns (text without its calls, [(name, arguments)]), by the forms that the template writes. Raises Unread for a damaged call."""
-    if "<tool_call>" in template and "<tool_call>" in text:
-        found = CALL.findall(text)
-        if len(found) != text.count("<tool_call>"):
-            raise Unread
-        return CALL.sub("", text).strip(), [*map(tagged_call, found)]
-    if "[TOOL_CALLS]" in template and "[TOOL_CALLS]" in text:
-        pairs = []
-        for name, value in MISTRAL.findall(text):
-            value = json_of(value)
-            pairs += [call({"name": name, "arguments": value})] if name else map(call, value if isinstance(value, list) else [value])
-        return text[:text.index("[TOOL_CALLS]")].strip(), pairs
-    bare = text.strip().removeprefix("<|python_tag|>")
-    if '"parameters": ' in template and bare.startswith("{") and '"name"' in bare:
-        return "", [call(json_of(bare))]
-    return text, []
+import tool_calls
 
 
 # ---- renderers ---------------------------------------------------------------------------------------------------------------
@@ -126,24 +63,35 @@ class Renderer:
         if data != "-" and self.encoder.fingerprint != made["plan"]["tokenizer"]["fingerprint"]:
             raise ValueError(f"{tokenizer}: is not the tokenizer with which {data} was prepared; give that one")
         self.failures = (templates.Endless, encode.SetupFailure)
+        self.template = self.encoder.template.text if self.encoder.template else ""
+        try:  # a template may refuse or leave out a tool's answer after a turn without a call, as gpt-oss's and Gemma 4's do
+            roles = ("user", "Q"), ("assistant", "A"), ("tool", "QzT")
+            shown = self.rendering({}, [{"role": role, "content": text} for role, text in roles]) if self.template else "QzT"
+        except (records.Rejected, templates.TemplateFailure, templates.Endless):
+            shown = ""
+        self.needs_call = "QzT" not in shown
 
     def text(self, ids):
         return self.encoder.tokenizer.decode(ids, skip_special_tokens=False)
 
     def said(self, ids, ended, turn):
         raw = self.text(ids[:-1] if ended else ids).replace("\0", "\ufffd")
-        message = {"role": "assistant", "content": raw}
-        thought, end, answer = raw.partition("</think>")
-        if end:
+        channels = "<|channel|>analysis" in self.template
+        message = {"role": "assistant", "content": tool_calls.harmony(raw) if channels else raw}
+        tagged = self.encoder.tagged([message])[0] if self.template else message
+        thought, end, answer = tagged["content"].partition("</think>")
+        if end or thought.lstrip().startswith("<think>"):  # without an end all is reasoning
             message.update(reasoning_content=thought.lstrip().removeprefix("<think>").strip("\n"), content=answer.lstrip("\n"))
         try:
-            content, calls = calls_of(message["content"], self.encoder.template.text if self.encoder.template else "")
-        except Unread:
+            content, calls = tool_calls.calls_of(message["content"], self.template)
+        except (ValueError, RecursionError):
             calls, message["malformed_call"] = [], True
         if calls:
             message.update(content=content, tool_calls=[
                 {"type": "function", "id": f"{turn:05d}{i:04d}", "function": {"name": name, "arguments": arguments}}
                 for i, (name, arguments) in enumerate(calls)])
+        for key in message.keys() & {"content", "reasoning_content"} if channels else ():  # gpt-oss's template refuses its own marks there
+            message[key] = tool_calls.CHANNELS.sub("", message[key])
         return {"message": {**message, "raw": raw}}
 
     def rendering(self, row, messages):
@@ -170,13 +118,29 @@ class Renderer:
         added = self.encoder.encoding(text[len(self.text(ids[:low])):]).ids.tolist()
         return (low, added) if low > alike and self.text(ids[:low] + added) == text else (alike, whole[alike:].tolist())
 
+    def forms(self, messages):
+        """Returns a conversation with the assistant's turns as raw text, and with parsed turns. A tool's answer without an id belongs to the
+        next call; one that needs a call and has none is the user's."""
+        raw, parsed, called, open_calls = [], [], True, []
+        for message in messages:
+            bare = {key: value for key, value in message.items() if key not in ("raw", "malformed_call")}
+            if message["role"] == "assistant":
+                called, open_calls = "tool_calls" in message, list(message.get("tool_calls") or [])
+            elif message["role"] == "tool" and open_calls:
+                one = next((one for one in open_calls if message.get("tool_call_id", one.get("id")) == one.get("id")), open_calls[0])
+                open_calls.remove(one)
+                bare = {"tool_call_id": one.get("id"), "name": one["function"]["name"], **bare}
+            elif message["role"] == "tool" and self.needs_call and not called:
+                bare["role"] = "user"
+            parsed.append(bare)
+            raw.append({"role": "assistant", "content": message["raw"]} if "raw" in message and not (self.needs_call and called) else bare)
+        return raw, parsed
+
     def render(self, ids, row, messages, most):
         if "messages" not in row:  # a prompt of plain text
             return {"keep": len(ids), "ids": self.encoder.encoding(after_last_turn(messages)).ids[:most + 1].tolist()}
-        without = lambda message: {key: value for key, value in message.items() if key not in ("raw", "malformed_call")}
-        raw = [{"role": "assistant", "content": message["raw"]} if "raw" in message else message for message in messages]
         best = failure = None
-        for form in (raw, [*map(without, messages)]):
+        for form in self.forms(messages):
             try:
                 keep, added = self.kept(ids, self.rendering(row, form))
             except (records.Rejected, templates.TemplateFailure) as error:
@@ -195,7 +159,7 @@ def answer(renderer, line):
     try:
         asked = json.loads(line)
         return (renderer.said if "said" in asked else renderer.render)(*asked.values())
-    except (ValueError, TypeError, *renderer.failures) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, *renderer.failures) as error:
         return {"error": " ".join(str(error).split())[:300]}
 
 

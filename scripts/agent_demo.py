@@ -1,7 +1,7 @@
 """Data of agent_demo.sh, whose tasks are files to read; tokens are bytes:
 
     agent_demo.py FOLDER     format-00000.bin: conversations that read any file and answer with its digit; task-00000.bin: prompts "c>",
-                             answered by the digit in file c. Needs numpy.
+                             answered by the digit in file c; test-00000.bin: other tasks. Needs numpy.
 """
 
 import random
@@ -29,7 +29,12 @@ def data(folder):
 
     draw = random.Random(1)
     write_shard(folder, "format", [conversation(draw) for _ in range(4 * PROMPTS)])
-    write_shard(folder, "task", *zip(*(task(draw) for _ in range(PROMPTS))))
+    tasks = {}
+    while len(tasks) < 2 * PROMPTS:
+        made = task(draw)
+        tasks[str(made)] = made
+    for stem, begin in ("task", 0), ("test", PROMPTS):
+        write_shard(folder, stem, *zip(*[*tasks.values()][begin:begin + PROMPTS]))
 
 
 if __name__ == "__main__":

@@ -30,6 +30,19 @@ pictures_skipped() {
     echo "No pictures: no Python with matplotlib here. Install it (Debian, Ubuntu: apt-get install python3-matplotlib), then $1."
 }
 
+# ---- demos, whose models are of bytes -------------------------------------------------------------------------------------------
+BYTES_MODEL=llama,hidden_size=64,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=4,head_dim=16
+BYTES_MODEL=$BYTES_MODEL,intermediate_size=192,vocab_size=256,max_position_embeddings=64
+
+# Sets TRAIN and PYTHON. Ends the demo if there is no program, or no Python with numpy.
+demo_begin() {
+    TRAIN=${TRAIN:-./train} PYTHON=${PYTHON:-python3}
+    [ -x "$TRAIN" ] || { echo "${0##*/}: there is no $TRAIN; make builds it" >&2; exit 1; }
+    "$PYTHON" -c 'import numpy' 2>/dev/null ||
+        { echo "${0##*/}: $PYTHON has no numpy: pip install numpy, or name another Python with PYTHON=..." >&2; exit 1; }
+}
+say() { printf '\n== %s\n' "$1"; }
+
 # ---- the first GPU that programs see ------------------------------------------------------------------------------------------
 first_gpu() { gpu=${CUDA_VISIBLE_DEVICES:-0} && echo "${gpu%%,*}"; }
 ask_nvidia() { timeout 60 nvidia-smi "$@" 2>/dev/null; } # with a hanging driver nvidia-smi does not return

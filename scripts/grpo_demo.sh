@@ -13,20 +13,13 @@ LC_ALL=C
 export LC_ALL
 cd "$(dirname "$0")/.."
 . scripts/common.sh
-TRAIN=${TRAIN:-./train}
-PYTHON=${PYTHON:-python3}
+demo_begin
 OUT=build/grpo-demo
-[ -x "$TRAIN" ] || { echo "grpo_demo.sh: there is no $TRAIN; make builds it" >&2; exit 1; }
-"$PYTHON" -c 'import numpy' 2>/dev/null || { echo "grpo_demo.sh: $PYTHON has no numpy: pip install numpy, or name another Python with PYTHON=..." >&2; exit 1; }
 
-MODEL=llama,hidden_size=64,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=4,head_dim=16
-MODEL=$MODEL,intermediate_size=192,vocab_size=256,max_position_embeddings=64
 T=16 # positions of "4192>1249" and a line's end: 9
 FORMAT_STEPS=150
 STEPS=${STEPS:-200}
 ENOUGH=0.9 # of the reward
-
-say() { printf '\n== %s\n' "$1"; }
 
 # Prints the mean of KEY over lines FIRST to LAST of the lines that have KEY.
 mean_of() { # LOG KEY FIRST LAST
@@ -38,7 +31,7 @@ mkdir -p "$OUT"
 "$PYTHON" scripts/grpo_demo.py data "$OUT"
 
 say "The form of an answer, from data"
-"$TRAIN" --init $MODEL --data "$OUT/format-00000.bin" --seq-len $T --batch 64 --steps $FORMAT_STEPS --lr 3e-3 --out "$OUT/format" --quiet
+"$TRAIN" --init $BYTES_MODEL --data "$OUT/format-00000.bin" --seq-len $T --batch 64 --steps $FORMAT_STEPS --lr 3e-3 --out "$OUT/format" --quiet
 printf '4192>'
 "$TRAIN" sample --model "$OUT/format" --prompt '4192>' --max-new-tokens 4 --json 2>/dev/null | sed -n 's/.*"text": "\([^"]*\)".*/\1/p'
 

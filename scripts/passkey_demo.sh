@@ -13,8 +13,7 @@ LC_ALL=C
 export LC_ALL
 cd "$(dirname "$0")/.."
 . scripts/common.sh
-TRAIN=${TRAIN:-./train}
-PYTHON=${PYTHON:-python3}
+demo_begin
 OUT=${OUT:-build/passkey-demo}
 LENGTHS=${LENGTHS:-1000 4000 16000 64000} # bytes of a text
 DEPTHS=${DEPTHS:-0 0.25 0.5 0.75 1}       # depth of the key in the text: 0 beginning, 1 end
@@ -22,15 +21,11 @@ TEXTS=${TEXTS:-2}                         # number of texts for each length and 
 PLAIN=${PLAIN:-64000}                     # longest texts that are also asked without the memory: time grows with their square
 STEPS=${STEPS:-300}                       # steps on texts of 80 bytes, and again on texts of 1,024
 ENOUGH=${ENOUGH:-0.9}                     # share of the keys that must be found
-[ -x "$TRAIN" ] || { echo "passkey_demo.sh: there is no $TRAIN; make builds it" >&2; exit 1; }
-"$PYTHON" -c 'import numpy' 2>/dev/null || { echo "passkey_demo.sh: $PYTHON has no numpy: pip install numpy, or name another with PYTHON=..." >&2; exit 1; }
 
 # Layer 1 sees 4 bytes and learns which byte came before. Layer 2 sees all bytes, and learns to look for bytes that follow the last byte.
 SHAPE=qwen2,layer_types=sf,sliding_window=4,hidden_size=64,num_hidden_layers=2,num_attention_heads=2,num_key_value_heads=2,head_dim=32
 SHAPE=$SHAPE,intermediate_size=128,vocab_size=256,max_position_embeddings=1024,rope_theta=10000,tie_word_embeddings=false
 SHAPE=$SHAPE,initializer_range=0.12
-
-say() { printf '\n== %s\n' "$1"; }
 
 if [ "${MODEL:-}" != keep ] || [ ! -d "$OUT/model" ]; then
     rm -rf "$OUT"

@@ -396,7 +396,7 @@ TEXT(prompts, "prompts", NULL, SHORT(ON(SAMPLE)), "FILE",
      "prompts, one a line, answered in parallel; a line is a text, or a JSON object with prompt, messages or "
      "prompt_ids; answers are JSON lines in the same order; -: standard input")
 TEXT(serve, "serve", NULL, SHORT(ON(SAMPLE)), "[ADDRESS:]PORT",
-     "answer chat completions in OpenAI's form over HTTP, several at a time; ADDRESS: 127.0.0.1, another one needs "
+     "answer chat completions over HTTP; in OpenAI's form, several at a time; ADDRESS: 127.0.0.1, another one needs "
      "--serve-token; PORT 0: any free one, which is printed")
 TEXT(serve_token, "serve-token", NULL, ON(SAMPLE), "FILE",
      "file with a token of at least 32 characters, which each request must send as Authorization: Bearer TOKEN")

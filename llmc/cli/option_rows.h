@@ -364,6 +364,8 @@ static const struct {
     {"environment-command", "rollout"},
     {"environment-workers", "environment-command"},
     {"render-command", "environment-command"},
+    {"render-command", "serve"},
+    {"serve-token", "serve"},
     {"max-turns", "environment-command"},
     {"turn-rewards", "environment-command"},
     {"reward-names", "rollout"},

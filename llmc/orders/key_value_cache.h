@@ -436,18 +436,23 @@ static void cache_end(Cache *cache, StreamBP *s) {
     arena_pop(s->arena, cache->mark);
 }
 
-// Makes the dry run of the last token of a text of `tokens` tokens.
-static void cache_walk_token(StreamBP *s, size_t tokens) {
+// Makes the dry run of the last token of each of `slots` texts of `tokens` tokens.
+static void cache_walk_token(StreamBP *s, size_t slots, size_t tokens) {
     const SamplingSettings likeliest = {0};
     Cache cache;
-    cache_allocate(&cache, 1, tokens);
+    size_t *slot = (size_t *)checked_calloc(slots, sizeof(size_t), "slots of a dry run");
+    cache_allocate(&cache, slots, tokens);
     cache_begin(&cache, s);
-    cache.used[0] = tokens - 1;
+    for (size_t b = 0; b < slots; b++) slot[b] = b, cache.used[b] = tokens - 1;
     s->ops->repeat(1);
-    cache_feed(&cache, s, 0, NULL, 1);
+    if (slots > 1)
+        cache_step(&cache, s, slot, NULL, slots);
+    else
+        cache_feed(&cache, s, 0, NULL, 1);
     cache_draw(&cache, s, &likeliest, NULL, NULL, NULL);
     cache_end(&cache, s);
     cache_free(&cache);
+    free(slot);
 }
 
 // Makes the dry run of generation: the longest pass, split into the runs with the most blocks of linear attention, a

@@ -36,6 +36,8 @@ typedef struct {
     size_t cache_tokens;                   // tokens of the longest generated text and its prompt; 0: no text
     ContextSettings context;               // long memory of that text
     size_t rollout_slots, rollout_tokens;  // texts generated in a batch, tokens of the longest; 0: none
+    size_t rollout_mean;                   // tokens of such a text halfway through its generation; 0: not known
+    int rollout_grows;                     // 1: such a text may have as many tokens as a document
     World world;                           // zeros: a single process
     int deals;                             // 1: world.sp changes from pass to pass (--sp auto)
     double router_aux_loss, router_z_loss; // coefficients of the routers' losses (routes.h); 0: not used
@@ -248,7 +250,7 @@ typedef struct {
     size_t host_bytes, disk_bytes; // in addition to total_bytes: host memory that the device reaches, and a disk
     Moved moved;                   // moved by a step's last micro-batch and by the optimizer's step
     OpCounts counts;               // counts of one micro-batch's forward and backward
-    OpCounts token;                // generation of one text: counts of its last token
+    OpCounts token;                // generation: counts of a text's last token; of a rollout: of a token of all slots
     double model_flops; // 6 * parameters in products * N + 12 * NH * HD * pairs of all layers + 3 * the delta rule's
                         // forward, without recomputation; 4 in place of 6 for frozen parameters
     size_t chunk, logits_chunk; // the sizes in effect
@@ -369,10 +371,16 @@ static Plan plan_make(const RunSettings *settings, const Batch *batch) {
         const OpCounts none = {0};
         cache_walk(&s, 1, settings->cache_tokens);
         dry.counts = none;
-        cache_walk_token(&s, settings->cache_tokens);
+        cache_walk_token(&s, 1, settings->cache_tokens);
         plan.token = dry.counts;
     }
     if (settings->rollout_slots) cache_walk(&s, settings->rollout_slots, settings->rollout_tokens);
+    if (settings->rollout_mean) {
+        const OpCounts none = {0};
+        dry.counts = none;
+        cache_walk_token(&s, settings->rollout_slots, settings->rollout_mean);
+        plan.token = dry.counts;
+    }
     plan.model_flops = pass_model_flops(model_flops, settings, batch);
     plan.total_bytes = plan.arena[PLACE_DEVICE].peak, plan.moved = s.memory.moved;
     plan.disk_bytes = plan.arena[PLACE_DISK].peak;
@@ -471,7 +479,9 @@ static int plan_fits(const RunSettings *settings, Batch *batch, size_t T, size_t
     batch->N = batch->documents * T, batch->tree = NULL;
     if (rows < batch->N) shape_share(batch, rows, 1, T);
     if (!plan_countable(settings->model, batch->N) || held_pressure(settings, batch, limits) > 1) return 0;
-    const Plan plan = plan_make(settings, batch);
+    RunSettings grown = *settings;
+    if (grown.rollout_grows) grown.rollout_tokens = T, grown.rollout_mean = 0;
+    const Plan plan = plan_make(&grown, batch);
     return plan_pressure(&plan, limits) <= 1;
 }
 

@@ -111,6 +111,7 @@ static void answer_ids(JsonOut *json, const char *key, const int32_t *ids, size_
 static size_t answer_calls(JsonOut *json, const cJSON *message) {
     const cJSON *call, *calls = json_get(message, "tool_calls");
     size_t count = 0;
+    if (!cJSON_GetArraySize(calls)) return 0;
     json_array(json, "tool_calls");
     cJSON_ArrayForEach(call, calls) {
         const cJSON *function = json_get(call, "function");
@@ -130,12 +131,20 @@ static size_t answer_calls(JsonOut *json, const cJSON *message) {
     return count;
 }
 
-// Writes the members of a message: of the renderer, which found calls, or of the text. Returns the number of its calls.
+// Writes the members of a message: of the renderer, or of the text. Returns the number of its calls.
 static size_t answer_message(JsonOut *json, const Answerer *s, const Ask *a, const cJSON *message) {
     if (message) {
         const char *thought = cJSON_GetStringValue(json_get(message, "reasoning_content"));
         const char *content = cJSON_GetStringValue(json_get(message, "content"));
-        json_text(json, "content", content && *content ? content : NULL);
+        size_t bytes = content ? strlen(content) : 0;
+        for (size_t i = 0; i < a->stops && content; i++) {
+            const char *stop = strstr(content, a->stop[i]);
+            if (stop) bytes = min_size(bytes, (size_t)(stop - content));
+        }
+        if (content && (bytes || !cJSON_GetArraySize(json_get(message, "tool_calls"))))
+            json_bytes(json, "content", content, bytes);
+        else
+            json_null(json, "content");
         if (thought && *thought) json_text(json, "reasoning_content", thought);
         return answer_calls(json, message);
     }
@@ -147,7 +156,7 @@ static size_t answer_message(JsonOut *json, const Answerer *s, const Ask *a, con
 }
 
 // ---- one object -----------------------------------------------------------------------------------------------------
-// message: from the renderer, with calls; NULL: the text is the answer
+// message: from the renderer; NULL: the text is the answer
 static void answer_whole(const Answerer *s, Ask *a, const cJSON *message) {
     LineOut line;
     line_open(&line);
@@ -199,10 +208,10 @@ static void answer_end(const Answerer *s, Ask *a) {
 }
 
 // Streams what became final since the last chunk; the first chunk begins the stream, and one with a finish ends it. An
-// answer that may have calls is streamed at its end, from the renderer's message.
+// answer that the renderer parses is streamed at its end, from the renderer's message.
 static void answer_chunk(const Answerer *s, Ask *a, const cJSON *message) {
-    const int first = !a->told, ends = a->finish && (message || !a->tools);
-    const AskParts none = {0, 0, 0, 0}, p = a->tools ? none : ask_parts(a, s->decoder->tokenizer);
+    const int first = !a->told, ends = a->finish && (message || !a->parses);
+    const AskParts none = {0, 0, 0, 0}, p = a->parses ? none : ask_parts(a, s->decoder->tokenizer);
     const size_t thought = p.thought + a->thought_given, content = p.content + a->content_given;
     const size_t thoughts = p.thought_end > thought ? p.thought_end - thought : 0;
     const size_t contents = p.content_end > content ? p.content_end - content : 0;

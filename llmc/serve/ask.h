@@ -42,6 +42,7 @@ typedef struct {
     const char *stop[ASK_STOPS];
     size_t stops;
     int streams, usage, logprobs, gives_ids;
+    int parses; // 1: the renderer parses the answer
     // its answer
     int32_t *ids;        // [room] drawn tokens, of which there are `tokens`
     size_t tokens, told; // told: tokens whose ids and log-probabilities were given

@@ -75,6 +75,8 @@ static void serve_ready(Serve *s, Ask *a) {
     a->room = min_size(a->room, s->capacity - a->prompt.count + 1);
     a->begins_in_thought = ask_opens_thought(s->prompt.tokenizer, &a->prompt);
     a->ids = (int32_t *)checked_malloc(a->room * sizeof(int32_t), "an answer");
+    // special tokens that mark reasoning, as in gpt-oss and Gemma 4, are not in the text
+    a->parses = a->tools || (*s->render_command && s->prompt.tokenizer->section_bytes[SECTION_THOUGHT_END]);
     a->text = (char *)checked_malloc(a->room * s->token_bytes, "an answer");
     a->out = text_out_to(NULL, a->text);
     if (a->logprobs)
@@ -238,9 +240,10 @@ static void serve_render_end(Serve *s) {
     const cJSON *message = json_get(answer, "message");
     s->rendering = NULL;
     if (a->stage == ASK_PARSES) {
-        const int calls = cJSON_GetArraySize(json_get(message, "tool_calls")) > 0;
-        if (!calls) a->tools = NULL; // the answer is its text
-        serve_answer(s, a, calls ? message : NULL);
+        // without calls the answer is its text, unless special tokens mark its reasoning
+        const int marked = s->prompt.tokenizer->section_bytes[SECTION_THOUGHT_END] && cJSON_IsObject(message);
+        a->parses = marked || cJSON_GetArraySize(json_get(message, "tool_calls"));
+        serve_answer(s, a, a->parses ? message : NULL);
     } else if (s->renderer.failed) {
         serve_refuse(a, 500, s->renderer.message);
     } else if (!setjmp(serve_jump)) {
@@ -347,7 +350,7 @@ static void serve_token(Serve *s, size_t slot, int last) {
     if (a->logprobs) answer_scores(&s->answerer, a, id);
     ask_token(a, &s->prompt, id, last && text->ended, last);
     if (a->streams) answer_chunk(&s->answerer, a, NULL);
-    if (a->finish && !a->tools) serve_answer(s, a, NULL);
+    if (a->finish && !a->parses) serve_answer(s, a, NULL);
 }
 
 // Takes the end of a text (SamplerTurns).
@@ -404,11 +407,22 @@ static size_t serve_read_address(const Options *o, char address[256]) {
     return number;
 }
 
+// Finds tokenizer.json: the model's, or that of the folder from which a run began. Returns 0 if there is none.
+static int serve_find_tokenizer(const Run *run, char path[PATH_MAX]) {
+    char folder[PATH_MAX];
+    RunSource source;
+    strcpy(path, run->tokenizer_path);
+    if (!strcmp(path_last(path), "tokenizer.json")) return 1;
+    folder_above(folder, run->model_path);
+    run_source_read(folder, &source);
+    return *source.text[SOURCE_FOLDER] && path_found(path, source.text[SOURCE_FOLDER], "tokenizer.json");
+}
+
 // Sets the renderer's command; empty: there is none. auto: data/render.py next to the program.
 static void serve_find_renderer(Serve *s) {
     const Options *o = s->run.options;
     char program[PATH_MAX] = "", home[PATH_MAX] = "", script[PATH_MAX + 16], chat[PATH_MAX] = "", folder[PATH_MAX];
-    const char *tokenizer = s->run.tokenizer_path;
+    char tokenizer[PATH_MAX];
     if (strcmp(o->render_command, "auto") != 0) {
         if (strcmp(o->render_command, "none") != 0)
             snprintf(s->render_command, sizeof(s->render_command), "%s", o->render_command);
@@ -419,8 +433,8 @@ static void serve_find_renderer(Serve *s) {
     snprintf(script, sizeof(script), "%s/data/render.py", home);
     folder_above(folder, s->prompt.tokenizer->path);
     if (!path_found(chat, folder, TEMPLATE_NAME)) *chat = 0;
-    if (length <= 0 || !path_exists(script) || strcmp(path_last(tokenizer), "tokenizer.json") != 0 ||
-        strchr(home, '\'') || strchr(tokenizer, '\'') || strchr(chat, '\''))
+    if (length <= 0 || !path_exists(script) || !serve_find_tokenizer(&s->run, tokenizer) || strchr(home, '\'') ||
+        strchr(tokenizer, '\'') || strchr(chat, '\''))
         return;
     snprintf(s->render_command, sizeof(s->render_command), "exec \"${STREAMBP_PYTHON:-python3}\" '%s' - '%s' '%s'",
              script, tokenizer, chat);

@@ -202,7 +202,8 @@ static void trajectory_continue(Rollout *r, size_t i, size_t kept, const cJSON *
     Completion *text = &r->completion[i];
     const size_t most = s->environment.tokens + 1, added = (size_t)cJSON_GetArraySize(ids);
     const int forks = kept < t->tokens;
-    const size_t all = t->all + added + (forks && kept <= PREFIX_LEAST ? kept : 0); // such a prefix is computed again
+    const int again = forks && (kept <= PREFIX_LEAST || !s->shares); // the old path computes its beginning again
+    const size_t all = t->all + added + (again ? kept : 0);
     const cJSON *id;
     if (all >= most || !(kept + added)) {
         t->truncated = 1;
@@ -211,7 +212,10 @@ static void trajectory_continue(Rollout *r, size_t i, size_t kept, const cJSON *
     }
     if (forks) {
         const OldPath old = {kept, t->old_tokens, t->tokens - kept};
+        const size_t k = r->text_routes / s->environment.tokens; // routes of a token
         memcpy(t->old + old.begin, t->ids + kept, old.tokens * sizeof(int32_t));
+        if (r->route) // the last token ran through no layer
+            memcpy(t->old_route + old.begin * k, text->route + kept * k, (old.tokens - 1) * k * sizeof(uint16_t));
         t->old_tokens += old.tokens, t->path[t->paths++] = old;
         text->seed = random_bits(text->seed, RANDOM_STREAM_FORKS, t->paths);
     }
@@ -248,16 +252,10 @@ static const char *rendering_take(Rollout *r, size_t i, const char *text) {
     return good ? NULL : fault;
 }
 
-// What a process's answer is taken for
-typedef struct {
-    Rollout *rollout;
-    Exchange *exchange;
-} ExchangeFor;
-
+// Takes a process's answer (Reward.take).
 static int exchange_take(Reward *p, char *text, size_t bytes, void *to) {
-    const ExchangeFor *of = (const ExchangeFor *)to;
-    Rollout *r = of->rollout;
-    const size_t i = of->exchange->text;
+    Rollout *r = (Rollout *)((Exchange *)to)->rollout;
+    const size_t i = ((Exchange *)to)->text;
     Trajectory *t = &r->agents.text[i];
     const TurnStage stage = t->stage;
     text[bytes] = 0;
@@ -287,7 +285,7 @@ static void environment_open(Rollout *r) {
         of.who = renders ? "the renderer" : "the environment";
         of.answer_room = renders ? RENDER_ANSWER + 12 * e->tokens : ENVIRONMENT_ANSWER;
         reward_open_as(&r->agents.exchange[k].process, of, renders ? e->render : e->command, NULL, e->timeout, 0);
-        r->agents.exchange[k].text = SIZE_MAX;
+        r->agents.exchange[k].text = SIZE_MAX, r->agents.exchange[k].rollout = r;
     }
 }
 
@@ -350,10 +348,9 @@ static void environment_serve(Rollout *r, int waits) {
         again = 0;
         for (size_t k = 0; k < count; k++) {
             Exchange *x = &r->agents.exchange[k];
-            ExchangeFor of = {r, x};
             if (x->text == SIZE_MAX) continue;
             again |= ends[2 * k].revents || ends[2 * k + 1].revents;
-            if (exchange_ends(&x->process, ends + 2 * k, &of)) exchange_end(r, x);
+            if (exchange_ends(&x->process, ends + 2 * k, x)) exchange_end(r, x);
         }
     }
 }

@@ -85,44 +85,55 @@ static void rollout_group_metrics(Rollout *r, size_t p) {
     const size_t texts = r->settings.prompts * r->settings.group_size;
     static const char *const lengths[] = {"completions/mean_terminated_length", "completions/min_terminated_length",
                                           "completions/max_terminated_length"};
+    const int agents = r->settings.environment.command != NULL;
     size_t G = r->settings.group_size, spread = 0, ended = 0;
     const float *reward = r->reward + p * G;
     for (size_t g = 0; g < G; g++) {
         spread += reward[g] != reward[0];
         metric_deviation(&r->metrics, "reward_std", (double)reward[g]);
+        if (agents) trajectory_metrics(&r->metrics, &r->agents.text[p * G + g]);
         for (size_t k = 0; k < r->settings.rewards; k++) {
             const double of = (double)r->rewards_of[k * texts + p * G + g];
             if (isnan(of)) continue;
             metric_add(&r->metrics, r->metric_names[k][0], of, 1);
             metric_deviation(&r->metrics, r->metric_names[k][1], of);
         }
-        if (!r->completion[p * G + g].ended) continue;
+        if (agents || !r->completion[p * G + g].ended) continue;
         ended++, metric_length(&r->metrics, lengths, (double)r->completion[p * G + g].tokens);
     }
     metric_add(&r->metrics, "frac_reward_zero_std", !spread, 1);
-    metric_add(&r->metrics, "completions/clipped_ratio", (double)(G - ended), (double)G);
+    if (!agents) metric_add(&r->metrics, "completions/clipped_ratio", (double)(G - ended), (double)G);
 }
 
 // ---- sequences ------------------------------------------------------------------------------------------------------
-// Packs the groups with known rewards into sequences by first-fit decreasing of rows.
+// Packs the groups with known rewards, or their trajectories, into sequences by first-fit decreasing of rows.
 static void rollout_pack(Rollout *r) {
     const RolloutSettings *s = &r->settings;
-    size_t G = s->group_size, count = 0;
+    const int agents = s->environment.command != NULL;
+    size_t G = s->group_size, count = 0, groups = 0, *sequence = agents ? r->agents.sequence : r->group_sequence;
+    for (size_t i = 0; i < r->agents.texts && agents; i++) sequence[i] = SIZE_MAX;
     for (size_t p = 0; p < s->prompts; p++) {
         size_t tokens = 0;
         r->group_sequence[p] = SIZE_MAX;
         if (!rollout_group_rewarded(r, p)) continue;
-        for (size_t g = 0; g < G; g++) tokens += r->completion[p * G + g].tokens;
+        r->group_sequence[p] = 0, groups++; // it is not left out
         group_advantages(r->reward + p * G, G, s->scale_rewards, r->advantage + p * G);
+        if (agents) trajectories_advantages(r, p);
         rollout_group_metrics(r, p);
-        r->packing.item[count].positions = (uint32_t)rollout_rows(s, r->prompt_tokens[p], tokens);
-        r->packing.item[count++].sample = (uint32_t)p;
+        for (size_t i = p * G; i < (p + 1) * G; i++) {
+            tokens += r->completion[i].tokens;
+            if (!agents && i + 1 < (p + 1) * G) continue; // a group is packed as a whole
+            const size_t rows =
+                agents ? trajectory_rows(s, &r->agents.text[i]) : rollout_rows(s, r->prompt_tokens[p], tokens);
+            r->packing.item[count].positions = (uint32_t)rows;
+            r->packing.item[count++].sample = (uint32_t)(agents ? i : p);
+        }
     }
     packing_sort(r->packing.item, r->packing.spare, count);
     r->sequences = count ? packing_first_fit(&r->packing, count) : 0;
     r->sequences = (size_t)max_over_ranks(s->world, (double)r->sequences);
-    for (size_t p = 0; p < count; p++) r->group_sequence[r->packing.item[p].sample] = r->packing.bin[p];
-    metric_add(&r->metrics, "left_out", (double)(s->prompts - count), (double)s->prompts);
+    for (size_t k = 0; k < count; k++) sequence[r->packing.item[k].sample] = r->packing.bin[k];
+    metric_add(&r->metrics, "left_out", (double)(s->prompts - groups), (double)s->prompts);
 }
 
 // Appends a document to a sequence. The document's inputs are all tokens but the last token; its targets are the
@@ -170,6 +181,7 @@ static Tree *rollout_tree(Rollout *r, const Batch *b, size_t sequence, char **me
 static void rollout_fill(Rollout *r) {
     const RolloutSettings *s = &r->settings;
     const size_t G = s->group_size;
+    const int agents = s->environment.command != NULL;
     char *trees = r->trees;
     Batch rest = r->all;
     memset(&r->counts, 0, sizeof(r->counts));
@@ -178,19 +190,20 @@ static void rollout_fill(Rollout *r) {
         size_t groups = 0;
         *b = rest;
         b->N = b->documents = b->document_start[0] = 0;
-        for (size_t p = 0; p < s->prompts; p++) {
+        if (agents) trajectories_add(r, b, i);
+        for (size_t p = 0; p < s->prompts && !agents; p++) {
             if (r->group_sequence[p] != i) continue;
             for (size_t k = p * G; k < (p + 1) * G; k++)
                 rollout_add_document(b, &r->completion[k], groups, r->reward[k], r->advantage[k],
                                      s->mask_truncated && !r->completion[k].ended);
             groups++;
         }
-        if (!groups) {                      // only other replicas have sequences now
+        if (!b->documents) {                // only other replicas have sequences now
             b->tokens[0] = r->documents[0]; // this token is not trained on
             *b = batch_empty(b);
             memset(&b->routes, 0, sizeof(b->routes));
         } else if (trees) {
-            b->tree = rollout_tree(r, b, i, &trees);
+            b->tree = agents ? trajectories_tree(r, b, &trees) : rollout_tree(r, b, i, &trees);
         }
         rest = batch_behind(rest, b->N, b->documents);
         rest.document_start++; // document_start has one entry more per sequence: the end
@@ -210,6 +223,16 @@ static void rollout_begin(Rollout *r, StreamBP *streambp, size_t step) {
         rollout_write(r, streambp);
     const double waited = agents ? r->agents.waited : 0;
     r->sampling_seconds += seconds_now() - begin - waited, r->reward_seconds += waited;
+}
+
+// Takes the rewards of a step's texts.
+static void rollout_take_rewards(Rollout *r, size_t step) {
+    const double begin = seconds_now();
+    if (r->settings.environment.command)
+        trajectories_rewards(r, step);
+    else
+        rollout_rewards(r, step);
+    r->reward_seconds += seconds_now() - begin;
 }
 
 // Copies old log-probabilities from the sequences to `old`; with `back` from `old` to the sequences.
@@ -234,15 +257,7 @@ static size_t rollout_step(Rollout *r, StreamBP *streambp, size_t step) {
     memset(&r->metrics, 0, sizeof(r->metrics));
     r->sampling_seconds = r->reward_seconds = 0;
     if (!waited) rollout_begin(r, streambp, step);
-    if (r->settings.environment.command) {
-        trajectories_rewards(r, step);
-        trajectories_pack(r);
-        trajectories_fill(r);
-        return r->sequences;
-    }
-    const double written = seconds_now();
-    rollout_rewards(r, step);
-    r->reward_seconds += seconds_now() - written;
+    rollout_take_rewards(r, step);
     rollout_pack(r);
     rollout_fill(r);
     if (waited) rollout_move_old(r, 1);
@@ -345,10 +360,7 @@ static double rollout_evaluate(Rollout *r, StreamBP *streambp, size_t steps, siz
     memset(&r->metrics, 0, sizeof(r->metrics));
     for (size_t i = 0; i < min_size(steps, all); i++) {
         rollout_begin(r, streambp, i + 1);
-        if (s->environment.command)
-            trajectories_rewards(r, step);
-        else
-            rollout_rewards(r, step);
+        rollout_take_rewards(r, step);
         for (size_t p = 0; p < s->prompts; p++) {
             double sum = 0;
             if (i * s->step_prompts + s->first + p >= count || !rollout_group_rewarded(r, p))
@@ -358,10 +370,7 @@ static double rollout_evaluate(Rollout *r, StreamBP *streambp, size_t steps, siz
                 metric_length(&r->metrics, completion_lengths, (double)r->completion[p * G + g].tokens);
             }
             metric_add(&r->metrics, "reward", sum, (double)G);
-            if (s->environment.command)
-                trajectories_metrics(r, p);
-            else
-                rollout_group_metrics(r, p);
+            rollout_group_metrics(r, p);
             groups++;
         }
     }

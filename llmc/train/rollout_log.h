@@ -77,6 +77,7 @@ static double known_or_nan(const Rollout *r, size_t p, double value) {
 // Writes a step's completions. rollouts: number of rollouts written before this step's
 static void rollout_log_write(RolloutLog *log, Rollout *r, size_t step, size_t rollouts) {
     const size_t G = r->settings.group_size, texts = r->settings.prompts * G;
+    const int agents = r->settings.environment.command != NULL;
     int error = 0;
     if (!log->file) return;
     if (rollouts % log->keep == 0 && file_size_or_0(log->path)) {
@@ -85,25 +86,21 @@ static void rollout_log_write(RolloutLog *log, Rollout *r, size_t step, size_t r
                 error_text(errno));
         log->file = records_open(log->path);
     }
-    for (size_t i = 0; i < texts && !error && r->settings.environment.command; i++) {
+    for (size_t i = 0; i < texts && !error; i++) {
         JsonOut json = json_open(log->file);
         json_size(&json, "step", step);
-        json_number(&json, "reward", (double)r->reward[i]);
-        json_number(&json, "advantage", known_or_nan(r, i / G, r->advantage[i]));
-        json_size(&json, "tokens", r->agents.text[i].all);
-        trajectory_json(r, i, &json);
-        error = json_close(&json);
-    }
-    for (size_t i = 0; i < texts && !error && !r->settings.environment.command; i++) {
-        JsonOut json = json_open(log->file);
-        json_size(&json, "step", step);
-        json_object(&json, "rewards");
+        if (!agents) json_object(&json, "rewards");
         for (size_t k = 0; k < r->settings.rewards; k++)
             json_number(&json, r->settings.reward_name[k], (double)r->rewards_of[k * texts + i]);
-        json_object_end(&json);
+        if (!agents) json_object_end(&json);
         json_number(&json, "reward", (double)r->reward[i]);
         json_number(&json, "advantage", known_or_nan(r, i / G, r->advantage[i]));
-        json_size(&json, "tokens", r->completion[i].tokens);
+        json_size(&json, "tokens", agents ? r->agents.text[i].all : r->completion[i].tokens);
+        if (agents) {
+            trajectory_json(r, i, &json);
+            error = json_close(&json);
+            continue;
+        }
         rollout_line_begin(&log->line, i);
         for (int first = 1; log->line.completion == i; first = 0) {
             size_t bytes = rollout_piece(r, &log->line, log->piece);

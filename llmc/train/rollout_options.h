@@ -92,10 +92,6 @@ static void environment_from_options(EnvironmentSettings *e, const Run *run, con
     char program[PATH_MAX] = "", home[PATH_MAX] = "", data[PATH_MAX] = "";
     e->command = o->environment_command, e->render = o->render_command;
     if (!e->command) return;
-    if (prefixes_from_options(o, run->settings.lora) == PREFIXES_NONE)
-        die_usage(
-            "--environment-command: a trajectory's turns share their beginning, which --share-prefixes off, --sp, "
-            "--lora-dropout, --method seco and spaco exclude; leave them out");
     e->workers = o->environment_workers, e->max_turns = o->max_turns, e->tokens = o->seq_len;
     e->timeout = o->reward_timeout, e->own = o->turn_rewards == TURN_REWARDS_OWN;
     if (strcmp(e->render, "auto") != 0 || o->verb != VERB_TRAIN) return;
@@ -121,7 +117,8 @@ static RolloutSettings rollout_from_options(const Run *run, const Prompt *text) 
     s.max_new_tokens = o->max_new_tokens;
     s.slots = slots_from_options(o, &run->settings, s.most_prompts * s.group_size);
     s.sequence_tokens = s.group_size * o->seq_len;
-    s.shares = s.group_size > 1 && prefixes_from_options(o, run->settings.lora) != PREFIXES_NONE;
+    s.shares =
+        (s.group_size > 1 || o->environment_command) && prefixes_from_options(o, run->settings.lora) != PREFIXES_NONE;
     s.sampling = sampling_from_options(o);
     s.scale_rewards = scales_rewards(o);
     s.mask_truncated = o->mask_truncated;
@@ -129,7 +126,7 @@ static RolloutSettings rollout_from_options(const Run *run, const Prompt *text) 
     s.stop = o->reward_failure == REWARD_FAILURE_STOP;
     s.reference = objective_needs_reference(&run->settings.objective), s.old = o->updates > 1 || o->overlap;
     s.overlap = o->overlap;
-    s.records = run->model.config.num_experts > 0 && !o->environment_command, s.replays = o->router_replay;
+    s.records = run->model.config.num_experts > 0, s.replays = o->router_replay;
     if (s.replays && !s.records)
         die_usage("--router-replay: the model has no experts, so its texts have no routes; leave --router-replay out");
     s.reward_timeout = o->reward_timeout;
@@ -145,6 +142,8 @@ static SequenceBound rollout_plan(const RolloutSettings *rollout, const DataLoad
                                   size_t seq_len) {
     const size_t capacity = rollout_capacity(rollout, data);
     settings->rollout_slots = rollout->slots, settings->rollout_tokens = max_size(settings->rollout_tokens, capacity);
+    settings->rollout_grows = rollout->environment.command != NULL;
+    settings->rollout_mean = (data->longest_prompt + settings->rollout_tokens + 1) / 2;
     if (rollout->environment.command && data->longest_prompt > seq_len)
         die_usage("prompts of up to %zu tokens leave no room for a turn in --seq-len %zu; raise --seq-len, or shorten "
                   "the prompts",

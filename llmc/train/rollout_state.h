@@ -26,7 +26,7 @@ typedef struct {
     size_t max_new_tokens;     // most tokens of a completion
     size_t slots;              // completions written in parallel
     size_t sequence_tokens;    // most positions of a sequence; 0: room for one group
-    int shares;                // 1: the completions of a group share their prompt (tree.h)
+    int shares;                // 1: texts of a group, and paths of a trajectory, share their beginning (tree.h)
     SamplingSettings sampling; // settings of sampling, with the run's seed
     int in_order;              // 1: take prompts in the order of the data
     int scale_rewards;         // 1: divide advantages by the standard deviation of their group's rewards
@@ -137,8 +137,8 @@ static SequenceBound trajectory_bound(const RolloutSettings *settings) {
     const size_t S = settings->environment.tokens, T = settings->environment.max_turns;
     const size_t texts = settings->most_prompts * settings->group_size;
     SequenceBound bound = {0};
-    bound.longest = bound.rows = S, bound.N = S * T;
-    bound.documents = min_size(texts * T, S), bound.forks = T + settings->most_prompts;
+    bound.longest = bound.N = S, bound.documents = min_size(texts * T, S);
+    if (settings->shares) bound.rows = S, bound.N = S * T, bound.forks = T + settings->most_prompts;
     return bound;
 }
 
@@ -216,13 +216,14 @@ static void trajectories_allocate(Rollout *r) {
         t->old = t->ids + e->tokens + 1;
         t->turn = (AgentTurn *)checked_calloc(e->max_turns, sizeof(AgentTurn), of_step);
         t->path = (OldPath *)checked_calloc(e->max_turns, sizeof(OldPath), of_step);
+        if (r->route) t->old_route = (uint16_t *)checked_calloc(r->text_routes, sizeof(uint16_t), of_step);
     }
 }
 
 static void trajectories_free(Agents *a) {
     for (size_t i = 0; a->text && i < a->texts; i++) {
         Trajectory *t = &a->text[i];
-        free(t->ids), free(t->turn), free(t->path), free(t->row), free(t->messages);
+        free(t->ids), free(t->turn), free(t->path), free(t->row), free(t->messages), free(t->old_route);
     }
     for (size_t k = 0; k < a->recorded_count; k++) free(a->recorded[k].answer);
     if (a->record >= 0) close(a->record);

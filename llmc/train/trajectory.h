@@ -5,8 +5,7 @@ has answered and the answer is rendered.
 
     trajectories_write    writes the trajectories of a step
     trajectories_rewards  takes their rewards from the environment's answers
-    trajectories_pack     divides them among sequences, trajectories_fill fills the sequences
-    trajectories_metrics  adds the metrics of a group
+    trajectories_add      appends trajectories to a sequence; rollout_pack has divided them
 
 Which texts are written together must not depend on the environment's speed, because products of other texts round
 differently. So a text goes on at a step that is known beforehand: when a slot is free TURN_STEPS steps after its turn
@@ -146,12 +145,11 @@ static void trajectories_rewards(Rollout *r, size_t step) {
 }
 
 // Sets the advantages of group p's turns. own: a turn's reward among those of all turns of the group (arXiv 2402.03300,
-// 4.1.3, without sums over later turns); else the trajectory's reward among the group's.
+// 4.1.3, without sums over later turns); else the trajectory's advantage.
 static void trajectories_advantages(Rollout *r, size_t p) {
     const size_t G = r->settings.group_size;
     const int own = r->settings.environment.own;
     double count = 0, mean = 0, squares = 0;
-    group_advantages(r->reward + p * G, G, r->settings.scale_rewards, r->advantage + p * G);
     for (size_t i = p * G; i < (p + 1) * G && own; i++)
         for (size_t k = 0; k < r->agents.text[i].turns; k++) count++, mean += turn_reward(&r->agents.text[i].turn[k]);
     mean /= fmax(count, 1);
@@ -166,22 +164,13 @@ static void trajectories_advantages(Rollout *r, size_t p) {
         }
 }
 
-// Adds the metrics of group p.
-static void trajectories_metrics(Rollout *r, size_t p) {
-    const size_t G = r->settings.group_size;
-    const float *reward = r->reward + p * G;
-    size_t spread = 0;
-    for (size_t g = 0; g < G; g++) {
-        const Trajectory *t = &r->agents.text[p * G + g];
-        spread += reward[g] != reward[0];
-        metric_deviation(&r->metrics, "reward_std", (double)reward[g]);
-        metric_add(&r->metrics, "environment/turns", (double)t->turns, 1);
-        metric_add(&r->metrics, "environment/errors", (double)t->errors, (double)t->turns);
-        metric_add(&r->metrics, "environment/forks", (double)t->paths, 1);
-        metric_add(&r->metrics, "environment/seconds", t->waited, 1);
-        metric_add(&r->metrics, "environment/truncated", t->truncated, 1);
-    }
-    metric_add(&r->metrics, "frac_reward_zero_std", !spread, 1);
+// Adds the metrics of a trajectory.
+static void trajectory_metrics(Metrics *metrics, const Trajectory *t) {
+    metric_add(metrics, "environment/turns", (double)t->turns, 1);
+    metric_add(metrics, "environment/errors", (double)t->errors, (double)t->turns);
+    metric_add(metrics, "environment/forks", (double)t->paths, 1);
+    metric_add(metrics, "environment/seconds", t->waited, 1);
+    metric_add(metrics, "environment/truncated", t->truncated, 1);
 }
 
 // ---- sequences ------------------------------------------------------------------------------------------------------
@@ -191,50 +180,33 @@ static size_t trajectory_rows(const RolloutSettings *s, const Trajectory *t) {
     return max_size(t->all - 1, (t->paths * S + T - 1) / T);
 }
 
-// Packs the trajectories of groups with known rewards into sequences by first-fit decreasing of rows.
-static void trajectories_pack(Rollout *r) {
-    const RolloutSettings *s = &r->settings;
-    const size_t G = s->group_size;
-    Agents *a = &r->agents;
-    size_t count = 0, groups = 0;
-    for (size_t i = 0; i < a->texts; i++) a->sequence[i] = SIZE_MAX;
-    for (size_t p = 0; p < s->prompts; p++) {
-        r->group_sequence[p] = SIZE_MAX;
-        if (!rollout_group_rewarded(r, p)) continue;
-        r->group_sequence[p] = 0, groups++; // it is not left out
-        trajectories_advantages(r, p);
-        trajectories_metrics(r, p);
-        for (size_t i = p * G; i < (p + 1) * G; i++, count++) {
-            r->packing.item[count].positions = (uint32_t)trajectory_rows(s, &a->text[i]);
-            r->packing.item[count].sample = (uint32_t)i;
-        }
-    }
-    packing_sort(r->packing.item, r->packing.spare, count);
-    r->sequences = count ? packing_first_fit(&r->packing, count) : 0;
-    r->sequences = (size_t)max_over_ranks(s->world, (double)r->sequences);
-    for (size_t k = 0; k < count; k++) a->sequence[r->packing.item[k].sample] = r->packing.bin[k];
-    metric_add(&r->metrics, "left_out", (double)(s->prompts - groups), (double)s->prompts);
-}
-
 // Appends path p of a trajectory to a sequence, after path p + 1. masked: the tokens have no weight
-static void trajectory_add_path(Batch *b, const Trajectory *t, size_t p, size_t text, float reward, int masked) {
+static void trajectory_add_path(const Rollout *r, Batch *b, size_t p, size_t text, int masked) {
+    const Trajectory *t = &r->agents.text[text];
     const OldPath *old = p < t->paths ? &t->path[p] : NULL;
-    const size_t n = (old ? old->kept + old->tokens : t->tokens) - 1, start = b->N;
-    const int32_t *next = b->tokens + (b->documents ? b->document_start[b->documents - 1] : 0);
-    for (size_t i = 0; i < n; i++, b->N++) {
-        b->tokens[b->N] = !old ? t->ids[i] : i < old->kept ? next[i] : t->old[old->begin + i - old->kept];
+    const BatchRoutes *routes = &b->routes;
+    const size_t tokens = old ? old->kept + old->tokens : t->tokens, start = b->N, each = routes->layers * routes->k;
+    const size_t next = b->documents ? b->document_start[b->documents - 1] : 0, own = old ? old->kept : 0;
+    const int32_t *ids = old ? t->old + old->begin : t->ids; // from position `own` on
+    const uint16_t *route = old ? t->old_route + old->begin * each : r->completion[text].route;
+    for (size_t i = 0; i + 1 < tokens; i++, b->N++) {
+        b->tokens[b->N] = i < own ? b->tokens[next + i] : ids[i - own];
         b->targets[b->N] = -1, b->loss_weight[b->N] = 1, b->position[b->N] = (int32_t)i, b->advantage[b->N] = 0;
+        for (size_t l = 0; l < routes->layers; l++)
+            memcpy(batch_route(b, l, b->N),
+                   i < own ? batch_route(b, l, next + i) : route + (i - own) * each + l * routes->k,
+                   routes->k * sizeof(uint16_t));
     }
     for (size_t k = 0; k < t->turns; k++) {
         const AgentTurn *turn = &t->turn[k];
         for (size_t i = turn->begin; turn->path == p && i < turn->begin + turn->tokens; i++) {
             const size_t at = start + i - 1;
-            b->targets[at] = !old ? t->ids[i] : i < old->kept ? next[i] : t->old[old->begin + i - old->kept];
+            b->targets[at] = i < own ? b->tokens[next + i] : ids[i - own];
             b->loss_weight[at] = masked ? 0 : 1;
             b->advantage[at] = (float)turn->advantage;
         }
     }
-    b->trajectory[b->documents] = text, b->reward[b->documents] = reward;
+    b->trajectory[b->documents] = text, b->reward[b->documents] = r->reward[text];
     b->document_start[++b->documents] = b->N;
 }
 
@@ -259,33 +231,13 @@ static Tree *trajectories_tree(const Rollout *r, const Batch *b, char **memory) 
     return tree_build(tree, b, tree->order, tree->common);
 }
 
-// Fills the sequences.
-static void trajectories_fill(Rollout *r) {
-    const Agents *a = &r->agents;
-    char *trees = r->trees;
-    Batch rest = r->all;
-    memset(&r->counts, 0, sizeof(r->counts));
-    for (size_t i = 0; i < r->sequences; i++) {
-        Batch *b = &r->sequence[i];
-        *b = rest;
-        b->N = b->documents = b->document_start[0] = 0;
-        for (size_t k = 0; k < a->texts; k++) {
-            const Trajectory *t = &a->text[k];
-            if (a->sequence[k] != i) continue;
-            for (size_t p = t->paths + 1; p-- > 0;)
-                trajectory_add_path(b, t, p, k, r->reward[k], r->settings.mask_truncated && t->truncated);
-        }
-        if (!b->documents) {                // only other replicas have sequences now
-            b->tokens[0] = r->documents[0]; // this token is not trained on
-            *b = batch_empty(b);
-        } else {
-            b->tree = trajectories_tree(r, b, &trees);
-        }
-        rest = batch_behind(rest, b->N, b->documents);
-        rest.document_start++; // document_start has one entry more per sequence: the end
-        r->counts = target_counts_add(r->counts, batch_count(b));
+// Appends the trajectories of a sequence.
+static void trajectories_add(const Rollout *r, Batch *b, size_t sequence) {
+    for (size_t i = 0; i < r->agents.texts; i++) {
+        const Trajectory *t = &r->agents.text[i];
+        for (size_t p = t->paths + 1; p-- > 0 && r->agents.sequence[i] == sequence;)
+            trajectory_add_path(r, b, p, i, r->settings.mask_truncated && t->truncated);
     }
-    r->counts = target_counts_over_sequences(r->settings.world, r->counts);
 }
 
 // ---- the log --------------------------------------------------------------------------------------------------------

@@ -41,7 +41,8 @@ typedef struct {
 } OldPath;
 
 typedef struct {
-    int32_t *ids, *old; // [S + 1] the current path; what earlier paths had of their own
+    int32_t *ids, *old;  // [S + 1] the current path; what earlier paths had of their own
+    uint16_t *old_route; // [S + 1,text_routes / S] experts of old[]; NULL: not recorded
     size_t tokens, old_tokens, all;
     AgentTurn *turn; // [max_turns]
     OldPath *path;   // [max_turns] earlier paths
@@ -58,6 +59,7 @@ typedef struct {
 typedef struct {
     Reward process;
     size_t text;
+    void *rollout; // the Rollout that has the trajectory
 } Exchange;
 
 // An answer that was recorded before a run was killed

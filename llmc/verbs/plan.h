@@ -90,6 +90,40 @@ static double plan_latent_share(const PlanResult *r) {
     return flops_expansion(&r->plan.run.settings, &r->bounds.shape) / (c->attention_forward + c->attention_backward);
 }
 
+// Returns the most tokens that a rollout's text draws.
+static size_t plan_drawn(const Run *run) {
+    const Options *o = run->options;
+    return min_size(o->max_new_tokens * (o->environment_command ? o->max_turns : 1), run->settings.rollout_tokens);
+}
+
+// Returns the seconds of a token that a rollout draws for all slots, with texts of half their length; NAN: not known.
+static double plan_token_seconds(const PlanResult *r) {
+    const RunSettings *s = &r->plan.run.settings;
+    const OpCounts *token = &r->plan.run.plan.token;
+    const int known = r->bounds.machine && s->rollout_slots && token->launches > 0 &&
+                      s->place[PLACED_WEIGHTS] == PLACE_DEVICE && s->model->dtype == DTYPE_BF16;
+    return known ? token_seconds(r->bounds.machine, token) : NAN;
+}
+
+// Returns the seconds of drawing all tokens of a rollout, at their most; NAN: not known.
+static double plan_sampling_seconds(const PlanResult *r) {
+    const Run *run = &r->plan.run;
+    const size_t replicas = world_replicas(run->settings.world), slots = max_size(run->settings.rollout_slots, 1);
+    const size_t texts = (run->options->batch + replicas - 1) / replicas * run->options->group_size;
+    return plan_token_seconds(r) * (double)plan_drawn(run) * (double)((texts + slots - 1) / slots);
+}
+
+static void plan_print_sampling(FILE *out, const PlanResult *r) {
+    const Run *run = &r->plan.run;
+    const double token = plan_token_seconds(r);
+    if (isnan(token)) return;
+    fprintf(out, "sampling  at most %.4g s a step, estimated: %zu tokens a text, %.3g ms for one of each of %zu texts",
+            plan_sampling_seconds(r), plan_drawn(run), 1e3 * token, run->settings.rollout_slots);
+    if (run->options->environment_command)
+        fprintf(out, ", %.3g s a turn", token * (double)run->options->max_new_tokens);
+    fputc('\n', out);
+}
+
 // Prints time, speed and the planner's choices.
 static void plan_print_step(FILE *out, const PlanResult *r) {
     const Run *run = &r->plan.run;
@@ -117,6 +151,7 @@ static void plan_print_step(FILE *out, const PlanResult *r) {
     if (s->rollout_slots) fprintf(out, ", %zu texts at a time", s->rollout_slots);
     if (r->bounds.divisions) fprintf(out, ", --zero %zu --sp %zu", s->world.zero, s->world.sp);
     fputc('\n', out);
+    plan_print_sampling(out, r);
     if (world_ranks(s->world) <= 1 || !r->bounds.machine || s->deals) return;
     fputs("sent      by a rank in a step: ", out);
     for (int kind = 0; kind < TRAFFIC_KINDS; kind++)
@@ -241,6 +276,8 @@ static void plan_result_json(const PlanResult *r, const DataLoader *data) {
     if (run->model.config.kv_lora_rank) json_number(&json, "latent_share", plan_latent_share(r));
     if (r->bounds.shape.tree) report_shared_json(&json, data, &r->bounds.shape);
     if (machine) report_estimate_json(&json, run, machine, &r->plan.estimate);
+    if (machine && run->settings.rollout_slots)
+        json_number(&json, "estimated_sampling_seconds", plan_sampling_seconds(r));
     if (r->lengths.levels) lengths_json(&json, &r->lengths);
     json_finish(&json);
 }

@@ -160,7 +160,9 @@ static CommandLine least_line(Verb verb, const char *tested) {
                   {"val-data", "v.bin", group || shared || rollout || !strcmp(tested, "any-reference")},
                   {"out", "o", 0},
                   {"disk", "d", 0},
-                  {"prompt", "p", !strncmp(tested, "prompt", 6) || (!strcmp(tested, "slots") && verb == VERB_SAMPLE)}};
+                  {"prompt", "p",
+                   !strncmp(tested, "prompt", 6) || text_is_one_of(tested, "serve|serve-token") ||
+                       (verb == VERB_SAMPLE && text_is_one_of(tested, "slots|render-command"))}};
     CommandLine line = {0, {NULL}};
     char text[64];
     add(&line, "train");
@@ -176,7 +178,7 @@ static CommandLine least_line(Verb verb, const char *tested) {
     if (!strcmp(tested, "adapter") && verb == VERB_CONVERT) add(&line, "--merge");
     if (!strncmp(tested, "context", 7) && verb == VERB_PLAN) add(&line, "--for=sample");
     if (group && train) add(&line, "--rollout");
-    const int environment = is_of_environment(tested);
+    const int environment = is_of_environment(tested) && verb != VERB_SAMPLE;
     if (environment) add(&line, "--seq-len=64");
     if ((group || rollout) && train && !environment && strcmp(tested, "reward-command") != 0)
         add(&line, "--reward-command=r");

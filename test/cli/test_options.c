@@ -527,9 +527,9 @@ TEST(lines_are_refused) {
         {"sample --model m --system s --prompt-ids 1", "--chat and --prompt-ids exclude each other"},
         {"sample --model m --prompt a --thinking off", "--thinking has no meaning without --chat"},
         {"sample --model m --chat --json", "--json prints one answer"},
-        {"sample --model m --prompts f --prompt a", "--prompt-ids and --prompts exclude each other"},
-        {"sample --model m --prompts f --prompt-ids 1", "--prompt-ids and --prompts exclude each other"},
-        {"sample --model m --prompts f --prompt-file g", "--prompt-ids and --prompts exclude each other"},
+        {"sample --model m --prompts f --prompt a", "--prompts and --serve exclude each other"},
+        {"sample --model m --prompts f --prompt-ids 1", "--prompts and --serve exclude each other"},
+        {"sample --model m --prompts f --prompt-file g", "--prompts and --serve exclude each other"},
         {"train --model m --data d --out o --prompts f", "--prompts is not an option of train but of sample"},
         {"sample --model m --prompt a --slots 3", "--slots has no meaning without --prompts"},
         {"sample --model m --prompts f --slots 0", "--slots is '0', it must be a whole number from 1"},
@@ -588,8 +588,8 @@ TEST(options_of_objectives) {
 TEST(options_that_need_another) {
     for (size_t i = 0; i < OF_OPTIONS; i++) {
         const OptionRow *row = &option_rows[option_find(of_options[i].option)];
-        CommandLine line =
-            words(option_accepted(row, VERB_PLAN) ? "plan --init gpt2" : "sample --init gpt2 --prompt p");
+        const int plans = option_accepted(row, VERB_PLAN) && strcmp(of_options[i].needs, "serve") != 0;
+        CommandLine line = words(plans ? "plan --init gpt2" : "sample --init gpt2 --prompt p");
         char text[128];
         add_example(&line, row);
         snprintf(text, sizeof(text), "--%s has no meaning without --%s", of_options[i].option, of_options[i].needs);

@@ -94,11 +94,11 @@ check 'without nvcc only the CPU' sh -c "grep -q '^no archive with CUDA, because
 
 # A CPU without AVX2
 echo 'int main(void) { return 0; }' >"$WORK/main.c"
-${CC:-cc} -D_GNU_SOURCE '-D__builtin_cpu_supports(x)=0' llmc/base/cpu_check.c "$WORK/main.c" -o "$WORK/old"
+${CC:-cc} -D_GNU_SOURCE '-D__builtin_cpu_supports(x)=0' llmc/base/portable.c "$WORK/main.c" -o "$WORK/old"
 "$WORK/old" 2>"$WORK/err"
 check 'one line without AVX2' [ "$?-$(grep -c 'old: this program needs a CPU with AVX2 .*; build ' "$WORK/err")-$(wc -l <"$WORK/err")" = 1-1-1 ]
 check 'the program looks for AVX2' sh -c "nm $build/train | grep -q ' t cpu_check$'"
-check 'without instructions of AVX' sh -c "! objdump -d --no-show-raw-insn $build/cpu_check.o | grep -qE ':.v[a-z]+ '"
+check 'without instructions of AVX' sh -c "! objdump -d --no-show-raw-insn $build/portable.o | grep -qE ':.v[a-z]+ '"
 
 # ---- in a root without a compiler ---------------------------------------------------------------------------------------------
 take() { # program: the files of the C library that it needs

@@ -6,8 +6,7 @@ test_train_rollout.sh. This program is also the command: `test_rollout --answer 
 */
 #include "test/data/answer_files.h"
 #include "test/data/tree_checks.h"
-#include "test/model/tiny.h"
-#include "llmc/train/rollout.h"
+#include "rolling.h"
 
 static char own_path[PATH_MAX]; // of this program
 
@@ -95,25 +94,13 @@ static DataLoader open_prompts(void) {
 }
 
 // ---- a run with exactly its planned memory --------------------------------------------------------------------------
-typedef struct {
-    Model model;
-    DataLoader data;
-    Prompt text;
-    RolloutSettings settings;
-    TinyRun run;
-    Rollout rollout;
-    char command[2 * PATH_MAX];
-} Rolling;
-
 static Method rolling_method = METHOD_STREAM;
 
 static RolloutSettings rollout_settings(void) {
     static const uint32_t end_ids[] = {7, 77, 177, 200, 201, 202, 203, 204, 205, 206, 207};
-    RolloutSettings s = {0};
+    RolloutSettings s = rolling_settings();
     s.prompts = s.most_prompts = s.step_prompts = P;
     s.group_size = G, s.max_new_tokens = NEW, s.slots = 5;
-    s.sampling.temperature = 1, s.sampling.top_p = 1, s.sampling.seed = 12;
-    s.scale_rewards = 1, s.stop = 1, s.reward_timeout = 100;
     s.end_ids = end_ids, s.end_count = COUNT_OF(end_ids);
     return s;
 }
@@ -127,48 +114,17 @@ static Rolling *rolling_open(RolloutSettings settings, const char *how, const ch
         "head_dim=8,vocab_size=256,layer_types=lf,linear_num_key_heads=1,linear_num_value_heads=2,linear_key_head_dim="
         "12,linear_value_head_dim=4";
     Rolling *r = (Rolling *)checked_calloc(1, sizeof(*r), "a run");
-    Config parsed = config_from_text(settings.records ? experts : config, "test", EXIT_USAGE);
-    r->model = model_build(&parsed, ops_device->stored);
-    double *weights = tiny_weights(&r->model, 5);
+    Objective objective = {0};
+    objective.kind = OBJECTIVE_GRPO, objective.clip_low = objective.clip_high = 0.2;
     r->data = open_prompts();
     r->text.bytes = !strcmp(tokens, "bytes");
     snprintf(r->command, sizeof(r->command), "exec '%s' --answer '%s' '%s'", own_path, how, scratch_path("lines"));
     remove(scratch_path("lines"));
     r->settings = settings;
-    r->settings.text = &r->text, r->settings.rewards = 1, r->settings.reward_weight[0] = 1;
+    r->settings.rewards = 1, r->settings.reward_weight[0] = 1;
     r->settings.reward_command[0] = r->command, snprintf(r->settings.reward_name[0], REWARD_NAME, "sum");
-    SequenceBound bound = rollout_bound(&r->settings, &r->data);
-    RunSettings run = {0};
-    run.model = &r->model, run.chunk = 8, run.logits_chunk = 3, run.backward = 1, run.method = rolling_method;
-    run.gradient_type = r->model.dtype;
-    run.objective.kind = OBJECTIVE_GRPO, run.objective.beta = 0;
-    run.objective.clip_low = run.objective.clip_high = 0.2;
-    run.rollout_slots = settings.slots, run.rollout_tokens = rollout_capacity(&r->settings, &r->data);
-    Batch shape = batch_allocate(bound.N, bound.documents);
-    for (size_t d = 0; d <= bound.documents; d++) shape.document_start[d] = min_size(d * bound.longest, bound.N);
-    tiny_begin(&r->run, ops_device, run, weights, NULL, &shape);
-    batch_free(&shape);
-    free(weights);
-    rollout_allocate(&r->rollout, &r->settings, &r->model, &r->data);
+    rolling_begin(r, settings.records ? experts : config, objective, rolling_method);
     return r;
-}
-
-static void rolling_close(Rolling *r) {
-    rollout_free(&r->rollout);
-    tiny_end(&r->run);
-    dataloader_close(&r->data);
-    model_free(&r->model);
-    free(r);
-}
-
-// Runs a step; checks that nothing allocates, and that the arena is as before.
-static size_t step(Rolling *r, size_t number) {
-    size_t used = r->run.arena->used;
-    allocation_guard = 1;
-    size_t sequences = rollout_step(&r->rollout, &r->run.s, number);
-    allocation_guard = 0;
-    assert_true(r->run.arena->used == used);
-    return sequences;
 }
 
 // ---- checks ---------------------------------------------------------------------------------------------------------

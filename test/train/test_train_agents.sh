@@ -43,6 +43,26 @@ END
 planned=$(sed -n 's/^memory  *\([0-9.]* [KMG]iB\) planned.*/\1/p' "$WORK/out")
 run plan $common --environment-command true --verbose
 check 'plan = run' [ "$(sed -n 's/^memory  *\([0-9.]* [KMG]iB\) planned.*/\1/p' "$WORK/out")" = "$planned" ]
+
+# The estimate of sampling is that of a token of a text of half the length, for each token.
+succeeds plan --init qwen3-0.6b --machine h100 --json --data "$WORK/prompts.bin" --any-tokenizer --rollout --objective grpo \
+    --environment-command true --max-turns 3 --max-new-tokens 4 --seq-len 4084 --batch 5 --group-size 2 --slots 1
+sampling=$(json estimated_sampling_seconds)
+succeeds plan --for sample --init qwen3-0.6b --machine h100 --json --max-context 2048
+check 'plan estimates sampling' awk -v a="$sampling" -v token="$(json token_seconds)" \
+    'BEGIN { r = a / (5 * 2 * 3 * 4 * token); exit !(r > 0.9999 && r < 1.0001) }'
+
+# The longest trajectories fit, with the keys and values of all slots.
+grows="plan --init qwen3-0.6b --memory-limit 24GiB --dtype bf16 --json --data $WORK/prompts.bin --any-tokenizer --rollout --objective grpo --slots 8
+    --lora-rank 4"
+succeeds $grows --environment-command true --seq-len 4096
+longest=$(json max_seq_len)
+succeeds $grows --environment-command true --seq-len "$longest"
+check 'the longest trajectory fits' grep -q '"fits": true' "$WORK/out"
+
+for more in '--share-prefixes off' '--lora-dropout 0.1' '--method seco'; do
+    succeeds train $common "$@" --environment-command "$(environment 7 0 calm)" --steps 1 --lora-rank 2 $more
+done
 for key in turns errors forks seconds truncated; do
     check "the log has $key" [ "$(grep -c "\"environment/$key\": [0-9]" "$WORK/straight/log.jsonl")" = 24 ]
 done
@@ -92,8 +112,7 @@ check 'a checkpoint ends the record' [ ! -s "$WORK/random-run/environment.jsonl"
 refuses 2 'reward-command out' train $common "$@" --environment-command true --reward-command true
 refuses 2 'needs --seq-len' train --init $TINY --data "$WORK/prompts.bin" --rollout --objective grpo --environment-command true
 refuses 2 'not with --overlap' train $common "$@" --environment-command true --overlap
-refuses 2 'share-prefixes off' train $common "$@" --environment-command true --share-prefixes off
-refuses 2 'share-prefixes off' train $common "$@" --environment-command true --lora-rank 2 --lora-dropout 0.1
+refuses 2 'not with --sp' train $common "$@" --environment-command true --sp 2
 refuses 2 'leave no room for a turn' train $common "$@" --environment-command true --seq-len 8
 refuses 2 'needs? --environment-command|without --environment-command' train $common --reward-command true --max-turns 3
 refuses 1 'step 1: the environment ended after 0 of 1 answers, with exit code 1; --reward-failure skip' train $common "$@" --environment-command false

@@ -1,15 +1,13 @@
 /*
 Trajectories: turns of many texts in any number of slots are the turns of each text alone; documents, masks, trees and
-advantages are those of the turns; the loss is that of the same tokens and masks in one document; recorded answers are
-repeated; environments that fail cost a trajectory, or end the run. This program is also environment and renderer:
+advantages are those of the turns; the loss is that of the same tokens and masks in one document; shared prefixes change
+no gradient; routes of experts are recorded; recorded answers are repeated; environments that fail cost a trajectory, or end the run. This program is also environment and renderer:
 `test_trajectory --environment HOW` and `--render`.
 */
 #include "test/base/child.h"
 #include "test/data/answer_files.h"
 #include "test/data/tree_checks.h"
-#include "test/model/tiny.h"
-#include "llmc/run/bound.h"
-#include "llmc/train/rollout.h"
+#include "rolling.h"
 
 static char own_path[PATH_MAX]; // of this program
 enum { PROMPTS = 5, LONGEST = 90, NEW = 9, P = 4, G = 5, TURNS = 6, S = 260, V = 64, STEP_TEXTS = P * G };
@@ -106,16 +104,6 @@ static DataLoader open_prompts(void) {
     return open_data(write_shard("prompts.bin", &made, document, PROMPTS), &settings);
 }
 
-typedef struct {
-    Model model;
-    DataLoader data;
-    Prompt text;
-    RolloutSettings settings;
-    TinyRun run;
-    Rollout rollout;
-    char environment[2 * PATH_MAX], render[2 * PATH_MAX];
-} Rolling;
-
 static const char *const configs[] = {
     "llama,hidden_size=16,intermediate_size=20,num_hidden_layers=2,num_attention_heads=2,num_key_value_heads=1,"
     "vocab_size=64",
@@ -127,54 +115,27 @@ static const char *const configs[] = {
     "qwen3_moe,hidden_size=16,intermediate_size=20,num_hidden_layers=2,num_attention_heads=2,num_key_value_heads=1,"
     "head_dim=8,vocab_size=64,num_experts=5,num_experts_per_tok=2,moe_intermediate_size=12"};
 
-static Rolling *rolling_open(const char *config, const char *how, size_t slots, ObjectiveKind objective, int own,
-                             int stop) {
+static RolloutSettings settings_of(size_t slots) {
     static const uint32_t end_ids[] = {1, 2, 3, 4, 5, 6, 7, 8, 9};
+    RolloutSettings s = rolling_settings();
+    s.prompts = s.most_prompts = s.step_prompts = P;
+    s.group_size = G, s.max_new_tokens = NEW, s.slots = slots, s.shares = 1;
+    s.end_ids = end_ids, s.end_count = COUNT_OF(end_ids);
+    s.environment.workers = 3, s.environment.max_turns = TURNS, s.environment.tokens = S;
+    return s;
+}
+
+static Rolling *rolling_open(RolloutSettings settings, const char *config, const char *how, ObjectiveKind kind) {
     Rolling *r = (Rolling *)checked_calloc(1, sizeof(*r), "a run");
-    RolloutSettings *s = &r->settings;
-    const Config parsed = config_from_text(config, "test", EXIT_USAGE);
-    r->model = model_build(&parsed, ops_device->stored);
-    double *weights = tiny_weights(&r->model, 5);
-    r->data = open_prompts();
-    s->prompts = s->most_prompts = s->step_prompts = P;
-    s->group_size = G, s->max_new_tokens = NEW, s->slots = slots, s->shares = 1;
-    s->sampling.temperature = 1, s->sampling.top_p = 1, s->sampling.seed = 12;
-    s->scale_rewards = 1, s->stop = stop, s->text = &r->text, s->end_ids = end_ids, s->end_count = COUNT_OF(end_ids);
-    snprintf(r->environment, sizeof(r->environment), "exec '%s' --environment %s", own_path, how);
+    Objective objective = tiny_objective(kind);
+    objective.beta = 0;
+    r->data = open_prompts(), r->settings = settings;
+    snprintf(r->command, sizeof(r->command), "exec '%s' --environment %s", own_path, how);
     snprintf(r->render, sizeof(r->render), "exec '%s' --render", own_path);
-    s->environment.command = r->environment, s->environment.render = r->render;
-    s->environment.workers = 3, s->environment.max_turns = TURNS, s->environment.tokens = S, s->environment.own = own;
-    s->environment.timeout = strcmp(how, "hangs") ? 100 : 0.5;
-    const SequenceBound bound = rollout_bound(s, &r->data);
-    RunSettings run = {0};
-    run.model = &r->model, run.chunk = 8, run.logits_chunk = 3, run.backward = 1, run.method = METHOD_STREAM;
-    run.gradient_type = r->model.dtype;
-    run.objective = tiny_objective(objective);
-    run.objective.beta = 0;
-    run.rollout_slots = slots, run.rollout_tokens = rollout_capacity(s, &r->data);
-    Batch shape = batch_shape(bound);
-    tiny_begin(&r->run, ops_device, run, weights, NULL, &shape);
-    batch_free(&shape);
-    free(weights);
-    rollout_open(&r->rollout, s, &r->model, &r->data);
+    r->settings.environment.command = r->command, r->settings.environment.render = r->render;
+    r->settings.environment.timeout = strcmp(how, "hangs") ? 100 : 0.5;
+    rolling_begin(r, config, objective, METHOD_STREAM);
     return r;
-}
-
-static void rolling_close(Rolling *r) {
-    rollout_close(&r->rollout);
-    tiny_end(&r->run);
-    dataloader_close(&r->data);
-    model_free(&r->model);
-    free(r);
-}
-
-static size_t step(Rolling *r, size_t number) {
-    const size_t used = r->run.arena->used;
-    allocation_guard = 1;
-    const size_t sequences = rollout_step(&r->rollout, &r->run.s, number);
-    allocation_guard = 0;
-    assert_true(r->run.arena->used == used);
-    return sequences;
 }
 
 // ---- turns ----------------------------------------------------------------------------------------------------------
@@ -289,7 +250,9 @@ TEST(turns_of_texts_alone) {
     for (size_t c = 0; c < COUNT_OF(slots) * COUNT_OF(configs); c++) {
         const size_t m = c / COUNT_OF(slots), n = slots[c % COUNT_OF(slots)];
         test_case("model %zu, %zu slots", m, n);
-        Rolling *r = rolling_open(configs[m], "turns", n, OBJECTIVE_GRPO, c % 2, 1);
+        RolloutSettings settings = settings_of(n);
+        settings.environment.own = c % 2;
+        Rolling *r = rolling_open(settings, configs[m], "turns", OBJECTIVE_GRPO);
         for (size_t number = 1; number <= (m ? 1 : 10); number++) {
             const size_t sequences = step(r, number);
             expect_documents(r, sequences);
@@ -339,7 +302,7 @@ TEST(losses_are_those_of_completions) {
     static const ObjectiveKind kinds[] = {OBJECTIVE_GRPO, OBJECTIVE_GSPO};
     for (size_t c = 0; c < 4; c++) {
         test_case("case %zu", c);
-        Rolling *r = rolling_open(configs[c / 2], "turns", 5, kinds[c % 2], 0, 1);
+        Rolling *r = rolling_open(settings_of(5), configs[c / 2], "turns", kinds[c % 2]);
         Rollout *o = &r->rollout;
         const double near = ops_device->stored == DTYPE_FP64 ? 1e-6 : 1e-2; // logp and old are fp32 there
         const size_t sequences = step(r, 1);
@@ -400,6 +363,47 @@ TEST(weights_are_derivatives) {
     }
 }
 
+// ---- shared prefixes, routes of experts -----------------------------------------------------------------------------
+// Returns the loss and gradient of a step's sequences.
+static TinyResult step_result(Rolling *r, size_t sequences, Metrics *metrics) {
+    TinyResult result = {0, NULL, r->model.elements};
+    StreamBP *s = &r->run.s;
+    const double Z = objective_normaliser(&s->setup->objective, r->rollout.counts);
+    for (size_t q = 0; q < sequences; q++)
+        result.loss += forward_backward(s, &r->rollout.sequence[q], Z, q + 1 == sequences, metrics);
+    result.gradient = device_read(ops_device, s->memory.gradients, r->run.settings.gradient_type, r->model.elements);
+    return result;
+}
+
+// Shared prefixes change no loss and no gradient; routes that were recorded are those of training.
+TEST(shared_prefixes) {
+    if (ops_device->stored != DTYPE_FP64) {
+        test_skip("rounding errors choose other experts; the double build tells");
+        return;
+    }
+    for (size_t c = 0; c < 3; c++) {
+        test_case("case %zu", c);
+        TinyResult result[2];
+        Rolling *r[2];
+        for (int shares = 0; shares < 2; shares++) {
+            RolloutSettings settings = settings_of(5);
+            Metrics metrics = {0};
+            settings.shares = shares, settings.environment.tokens = 1500; // no trajectory reaches it
+            settings.records = c > 0, settings.replays = c == 2;
+            r[shares] = rolling_open(settings, configs[c ? 3 : 0], "turns", OBJECTIVE_GRPO);
+            const size_t sequences = step(r[shares], 1);
+            result[shares] = step_result(r[shares], sequences, &metrics);
+            if (c == 1) assert_true(metric_named(&metrics, "router_differs") == 0);
+            size_t trees = 0;
+            for (size_t q = 0; q < sequences; q++) trees += r[shares]->rollout.sequence[q].tree != NULL;
+            assert_true(!trees == !shares);
+        }
+        assert_memory_equal(r[0]->rollout.reward, r[1]->rollout.reward, STEP_TEXTS * sizeof(float));
+        tiny_expect_same(&r[0]->model, result[1], result[0], 1e-9, 1e-3, 1e-3);
+        for (int shares = 0; shares < 2; shares++) free(result[shares].gradient), rolling_close(r[shares]);
+    }
+}
+
 // ---- recorded answers -----------------------------------------------------------------------------------------------
 // A run that was killed in a step repeats the recorded answers, as many as there are, in whatever order they came.
 TEST(recorded_answers_are_repeated) {
@@ -407,12 +411,12 @@ TEST(recorded_answers_are_repeated) {
     char folder[PATH_MAX];
     snprintf(folder, sizeof(folder), "%s", fresh_folder("recorded"));
     path_join(path, folder, "environment.jsonl");
-    Rolling *r = rolling_open(configs[0], "turns", 5, OBJECTIVE_GRPO, 0, 1);
+    Rolling *r = rolling_open(settings_of(5), configs[0], "turns", OBJECTIVE_GRPO);
     record_open(&r->rollout.agents, folder, 0, 0);
     step(r, 1);
     size_t length;
     char *kept = read_whole(path, &length);
-    Rolling *again = rolling_open(configs[0], "recorded", 5, OBJECTIVE_GRPO, 0, 1);
+    Rolling *again = rolling_open(settings_of(5), configs[0], "recorded", OBJECTIVE_GRPO);
     record_open(&again->rollout.agents, folder, 0, 0);
     const size_t sequences = step(again, 1);
     assert_int_equal(sequences, r->rollout.sequences);
@@ -422,14 +426,14 @@ TEST(recorded_answers_are_repeated) {
     for (size_t cut = 1; cut < 8; cut++) { // part of the answers, the last one torn
         FILE *file = fopen(path, "w");
         fwrite(kept, 1, length * cut / 8, file), fclose(file);
-        again = rolling_open(configs[0], "turns", cut, OBJECTIVE_GRPO, 0, 1);
+        again = rolling_open(settings_of(cut), configs[0], "turns", OBJECTIVE_GRPO);
         record_open(&again->rollout.agents, folder, 0, 0);
         step(again, 1);
         assert_true(again->rollout.agents.recorded_count > 0);
         assert_memory_equal(r->rollout.reward, again->rollout.reward, STEP_TEXTS * sizeof(float));
         rolling_close(again);
     }
-    again = rolling_open(configs[0], "turns", 5, OBJECTIVE_GRPO, 0, 1); // steps that a checkpoint has
+    again = rolling_open(settings_of(5), configs[0], "turns", OBJECTIVE_GRPO); // steps that a checkpoint has
     record_open(&again->rollout.agents, folder, 0, 1);
     assert_true(again->rollout.agents.recorded_count == 0 && !*read_whole(path, NULL));
     rolling_close(again), rolling_close(r);
@@ -446,7 +450,7 @@ static const struct {
                 {"twice", "the environment gave more answers than lines"}};
 
 static void fails(const void *how) {
-    Rolling *r = rolling_open(configs[0], (const char *)how, 5, OBJECTIVE_GRPO, 0, 1);
+    Rolling *r = rolling_open(settings_of(5), configs[0], (const char *)how, OBJECTIVE_GRPO);
     rollout_step(&r->rollout, &r->run.s, 1);
     exit(0);
 }
@@ -455,7 +459,9 @@ TEST(failing_environments) {
     for (size_t c = 0; c < COUNT_OF(failures); c++) {
         test_case("%s", failures[c].how);
         expect_refused(fails, failures[c].how, EXIT_RUNTIME, failures[c].message);
-        Rolling *r = rolling_open(configs[0], failures[c].how, 5, OBJECTIVE_GRPO, 0, 0);
+        RolloutSettings settings = settings_of(5);
+        settings.stop = 0;
+        Rolling *r = rolling_open(settings, configs[0], failures[c].how, OBJECTIVE_GRPO);
         size_t failed = 0, left_out = 0;
         const size_t sequences = step(r, 1);
         for (size_t i = 0; i < STEP_TEXTS; i++) failed += (size_t)r->rollout.agents.text[i].failed;

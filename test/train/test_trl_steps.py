@@ -1,5 +1,6 @@
 """Ten steps of the double build beside TRL's own KTOTrainer, DPOTrainer and GRPOTrainer in float64: losses, metrics and weights. TRL's head
 computes in float32 whatever the model is; here log-probabilities and entropies are torch's. Completions of GRPO are given, with rewards.
+Trajectories are ours: TRL trains on the tokens, masks and rewards of our rollouts.jsonl.
 test_trl_steps.py TRAIN WORK: the program of the double build, an empty folder.
 """
 import dataclasses
@@ -91,13 +92,25 @@ class Grpo(Recorded, trl.GRPOTrainer):
     pass
 
 
+class Paths(Grpo):
+    """Trains on given rows (prompt, completion, mask, advantage of each token of the completion)."""
+    def _prepare_inputs(self, _):
+        rows = self.steps[len(self.lines)]
+        pad = lambda column, value, kind: torch.tensor(
+            [[*row[column], *[value] * (max(len(other[1]) for other in rows) - len(row[1]))] for row in rows], dtype=kind)
+        mask, prompts = pad(2, 0, torch.long), torch.tensor([row[0] for row in rows])
+        present = torch.tensor([[i < len(row[1]) for i in range(mask.shape[1])] for row in rows], dtype=torch.long)
+        return {"prompt_ids": prompts, "prompt_mask": torch.ones_like(prompts), "completion_ids": pad(1, 0, torch.long),
+                "completion_mask": present, "tool_mask": mask, "advantages": pad(3, 0.0, F64), "num_items_in_batch": mask.sum()}
+
+
 SETTINGS = dict(
     max_steps=STEPS, learning_rate=LR, lr_scheduler_type="linear", weight_decay=0.1, adam_beta2=0.95, adam_epsilon=1e-6, max_grad_norm=0,
     gradient_checkpointing=False, use_cpu=True, bf16=False, save_strategy="no", report_to="none", disable_tqdm=True, logging_steps=1)
 
 
-def steps_agree(what, run, trainer, exact, metrics=None):
-    """metrics: how exact they are, where TRL has some in float32."""
+def steps_agree(what, run, trainer, exact, metrics=None, model=MODEL, shared=5):
+    """metrics: how exact they are, where TRL has some in float32. shared: least metrics of a step that both have"""
     with open(f"{run}/log.jsonl") as log:
         ours = [line for line in map(json.loads, log) if "loss" in line]
     check(f"{what}: {STEPS} steps", len(ours) == len(trainer.lines) == STEPS)
@@ -106,12 +119,12 @@ def steps_agree(what, run, trainer, exact, metrics=None):
             allowed = exact if key == "loss" or not metrics else metrics
             near = our[key] is not None and abs(our[key] - their[key]) <= allowed * max(1, abs(their[key]))
             check(f"{what}, step {step}: {key}", near, f"{our[key]}, not {their[key]}")
-    shared = sum(len(our.keys() & their.keys()) for our, their in zip(ours, trainer.lines))
-    check(f"{what}: metrics of the same names", shared >= 5 * STEPS, f"{shared}")
+    both = sum(len(our.keys() & their.keys()) for our, their in zip(ours, trainer.lines))
+    check(f"{what}: metrics of the same names", both >= shared * STEPS, f"{both}")
     train("convert", "--model", run, "--out", f"{run}-hf", "--quiet")
     found = load_file(f"{run}-hf/model.safetensors")
     theirs = {key: value.detach() for key, value in trainer.model.state_dict().items() if key in found}
-    start = load_model(MODEL, F64, "sdpa").state_dict()
+    start = load_model(model, F64, "sdpa").state_dict()
     moved = max(float((theirs[key] - start[key]).abs().max()) for key in theirs)
     worst = max(float((found[key].to(F64) - theirs[key]).abs().max()) for key in theirs)
     check(f"{what}: weights", moved > 1e-2 and worst <= exact, f"{worst:.3g} apart, {moved:.3g} from the start")
@@ -180,6 +193,83 @@ def compare_groups(what, options, exact, **more):
     steps_agree(what, run, trainer, exact, 1e-6)
 
 
+AGENT = """  # environment and renderer, whose answers follow from the line; with `forks` half of the renderings drop ids at the end
+import json, random, sys
+for line in sys.stdin:
+    asked, draw = json.loads(line), random.Random(line)
+    if "said" in asked:
+        answer = {"message": {"role": "assistant", "content": "", "raw": str(asked["said"])}}
+    elif "ids" in asked:
+        answer = {"keep": len(asked["ids"]) - draw.randrange(1, 6) * (sys.argv[1] == "forks" and draw.random() < 0.5),
+                  "ids": draw.choices(range(100), k=draw.randrange(1, 5))}
+    else:
+        answer = {"messages": [{"role": "tool", "content": str(draw.random())}], "done": draw.random() < 0.3}
+        if asked["turn"] == 1 or draw.random() < 0.7:
+            answer["reward"] = draw.choice([0, 0.25, 1])
+    print(json.dumps(answer), flush=True)
+"""
+
+
+def paths_of(line):
+    """Returns [(ids, mask, reward of each trained id)] of the paths of a trajectory in rollouts.jsonl."""
+    found, following = [], None
+    for path in reversed(line["paths"]):
+        following = (following or [])[:path.get("kept", 0)] + path["ids"]
+        mask, reward = [0] * len(following), [0.0] * len(following)
+        for (begin, end), value in zip(path["trained"], path["rewards"]):
+            mask[begin:end], reward[begin:end] = [1] * (end - begin), [value or 0.0] * (end - begin)
+        found.append((following, mask, reward))
+    return found
+
+
+def compare_trajectories(what, options, forks, own, **more):
+    """Two tasks a step, and four trajectories of each. Forked paths are rows of their own, so their losses are compared where TRL weighs
+    every token alike; advantages of turns are given, as TRL has none."""
+    model_path, prompts, group, prompt = "test/golden/llama", 2, 4, 40  # tokens that no fork drops
+    model, run = load_model(model_path, F64, "sdpa").train(), f"{WORK}/{what.replace(' ', '-')}"
+    vocabulary, rng = model.config.vocab_size, np.random.default_rng(9)
+    rows = [{"prompt_ids": rng.integers(0, 100, prompt + 30).tolist(), "completion_ids": []} for _ in range(STEPS * prompts)]
+    with open(f"{WORK}/agent.py", "w") as file:
+        file.write(AGENT)
+    command = f"exec '{sys.executable}' '{WORK}/agent.py' {'forks' if forks else 'appends'}"
+    train("train", "--model", model_path, "--data", shard_of(shards.PROMPTS, rows, vocabulary), "--any-tokenizer", "--rollout", *options,
+          "--environment-command", command, "--render-command", command, "--turn-rewards", "own" if own else "sum", "--max-turns", 5,
+          "--max-new-tokens", 6, "--stop-ids", ",".join(map(str, range(0, vocabulary, 3))), "--seq-len", 160, "--batch", prompts, "--group-size", group,
+          "--shuffle", "off", "--steps", STEPS, "--lr", LR, *SAME, "--out", run, "--quiet")
+    with open(f"{run}/rollouts.jsonl") as file:
+        lines = list(map(json.loads, file))
+    check(f"{what}: turns", sum(line["turns"] for line in lines) > 2 * len(lines))
+    check(f"{what}: forks", forks == any(len(line["paths"]) > 1 for line in lines))
+    for line in lines:
+        line["rows"] = paths_of(line)
+
+    def rollout(texts, _):
+        taken = lines[len(trainer.lines) * prompts * group:][:len(texts)]
+        return {"prompt_ids": [line["rows"][0][0][:prompt] for line in taken], "completion_ids": [line["rows"][0][0][prompt:] for line in taken],
+                "env_mask": [line["rows"][0][1][prompt:] for line in taken], "logprobs": None, "worth": [line["reward"] for line in taken]}
+
+    arguments = trl.GRPOConfig(
+        output_dir=f"{run}-trl", per_device_train_batch_size=prompts * group, num_generations=group, shuffle_dataset=False,
+        max_completion_length=160, disable_dropout=True, **more, **SETTINGS)
+    dataset = Dataset.from_list([{"prompt": f"t{i}"} for i in range(STEPS * prompts)])
+    trainer = (Paths if forks or own else Grpo)(model, lambda worth, **_: worth, args=arguments, train_dataset=dataset,
+                                                processing_class=tokenizer_of(vocabulary), rollout_func=rollout)
+    trainer.lines, trainer.steps = [], []
+    for begin in range(0, len(lines), group):
+        trajectories = lines[begin:begin + group]
+        rewards = np.array([value or 0.0 for line in trajectories for path in line["paths"] for value in path["rewards"]] if own else
+                           [line["reward"] for line in trajectories])
+        of = lambda reward: (reward - rewards.mean()) / (rewards.std(ddof=1) + 1e-4)
+        if begin % (prompts * group) == 0:
+            trainer.steps.append([])
+        trainer.steps[-1] += [(ids[:prompt], ids[prompt:], mask[prompt:], [of(value if own else line["reward"]) for value in reward[prompt:]])
+                              for line in trajectories for ids, mask, reward in line["rows"]]
+    if trainer.ref_model:
+        trainer.ref_model.double()
+    trainer.train()
+    steps_agree(what, run, trainer, 5e-5, 1e-6, model_path, 2 if forks or own else 5)  # advantages of float32, after AdamW
+
+
 with rmsnorm_in_the_models_dtype(), unittest.mock.patch("trl.trainer.utils._ChunkedLogProbFunction", Head):
     lines = compare("kto", Kto, trl.KTOConfig, labelled, {"beta": 0.3, "undesirable_weight": 0.8}, shards.LABELS,
                     ["--objective", "kto", "--beta", 0.3, "--undesirable-weight", 0.8], 1e-9)
@@ -192,6 +282,11 @@ with rmsnorm_in_the_models_dtype(), unittest.mock.patch("trl.trainer.utils._Chun
     compare_groups("dapo", ["--objective", "grpo", "--normalisation", "bnpo"], 5e-6, loss_type="dapo")
     compare_groups("gspo", ["--objective", "gspo"], 5e-6, loss_type="grpo", importance_sampling_level="sequence", epsilon=3e-4, epsilon_high=4e-4)
     compare_groups("cispo", ["--objective", "cispo"], 5e-6, loss_type="cispo", epsilon_high=5.0)
+    compare_trajectories("trajectories", ["--objective", "grpo", "--beta", 0.1], False, False, loss_type="grpo", beta=0.1)
+    compare_trajectories("trajectories gspo", ["--objective", "gspo"], False, False, loss_type="grpo", importance_sampling_level="sequence")
+    compare_trajectories("trajectories own", ["--objective", "grpo"], False, True, loss_type="grpo")
+    compare_trajectories("trajectories forks", ["--objective", "grpo", "--normalisation", "bnpo"], True, False, loss_type="dapo")
+    compare_trajectories("trajectories forks own", ["--objective", "cispo"], True, True, loss_type="cispo", epsilon_high=5.0)
 configs = trl.SFTConfig, trl.DPOConfig, trl.KTOConfig, trl.GRPOConfig, trl.ScriptArguments, trl.ModelConfig
 names = {field.name for config in configs for field in dataclasses.fields(config)} | {"warmup_ratio", "torch_dtype", "target_modules"}
 unknown = [name for name in sorted(names) if "unknown option" in subprocess.run([TRAIN, "--" + name], capture_output=True, text=True).stderr]
