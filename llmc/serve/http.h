@@ -89,8 +89,8 @@ static struct bufferevent *http_connected(struct event_base *base, void *context
 
 static size_t http_unread(const HttpPeer *peer) { return evbuffer_get_length(bufferevent_get_output(peer->buffers)); }
 
-// Forgets connections that libevent has closed, and ends those that took too long. (libevent's own limit begins anew with
-// every part of an answer.)
+// Forgets connections that libevent has closed, and ends connections that took too long. libevent's own limit would
+// begin anew with every part of an answer.
 static void http_sweep(HttpServer *server) {
     const double now = seconds_now();
     size_t left = 0;

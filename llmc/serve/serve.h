@@ -284,9 +284,9 @@ static void serve_look(Serve *s, int waits) {
     }
 }
 
-// Returns the free slot whose text mostly begins the prompt, by as many tokens as any, else the slot that was used least
-// recently: a chat that shares no more than a system message must not take the slot of a longer one. *kept: the tokens of
-// the prompt that the slot has
+// Returns the free slot with the longest beginning of a prompt, if it is at least half of the slot's text: a new chat
+// that shares a system message with a long one must not take its slot. Else returns the slot that was used least
+// recently. *kept: tokens of the prompt that the slot has
 static size_t serve_slot(const Serve *s, const Ask *a, size_t *kept) {
     size_t best = SIZE_MAX, most_begun = 0;
     *kept = 0;

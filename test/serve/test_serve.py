@@ -30,7 +30,7 @@ for line in sys.stdin:
     elif "said" in asked:
         assert asked["turn"] > 0 and len(asked["said"]) > 0
         time.sleep(0.2)
-        print(json.dumps({"message": {"role": "assistant", "content": "", "raw": "x", "tool_calls": [{"type": "function", "id": "00010000",
+        print(json.dumps({"message": {"role": "assistant", "content": "two words", "raw": "x", "tool_calls": [{"type": "function", "id": "00010000",
               "function": {"name": "add", "arguments": {"a": 1, "b": [2.5, "\u00e9"]}}}]}}), flush=True)
     elif asked["row"].get("tools") == [{"type": "hang"}]:
         sys.exit(3)
@@ -317,7 +317,10 @@ check("with the token", server.send("GET", "/health", None, bearer)[0] == 200)
 ask = lambda **more: server.send("POST", "/v1/chat/completions", json.dumps({"messages": chats[0], **more}), bearer)
 CALL = {"name": "add", "arguments": '{"a":1,"b":[2.5,"\u00e9"]}'}
 found = json.loads(ask(tools=[{"type": "function"}])[1])["choices"][0]
-check("calls", found["finish_reason"] == "tool_calls" and found["message"]["tool_calls"][0]["function"] == CALL and found["message"]["content"] is None, found)
+check("calls", found["finish_reason"] == "tool_calls" and found["message"]["tool_calls"][0]["function"] == CALL and found["message"]["content"] == "two words", found)
+for stop, wants in (" words", "two"), ("two", None):
+    found = json.loads(ask(tools=[{"type": "function"}], stop=["never", stop])[1])["choices"][0]["message"]
+    check("a stop text before calls", found["content"] == wants and found["tool_calls"][0]["function"] == CALL, found)
 events = [json.loads(e[6:]) for e in ask(tools=[{"type": "function"}], stream=True)[1].decode().split("\n\n") if e[:7] == "data: {"]
 check("calls in a stream", events[-1]["choices"][0]["finish_reason"] == "tool_calls" and
       events[-1]["choices"][0]["delta"]["tool_calls"][0]["function"] == CALL and not any("content" in e["choices"][0]["delta"] for e in events[:-1]), events)
