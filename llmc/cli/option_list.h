@@ -200,7 +200,7 @@ CHOICE(KtoLoss, kto_loss, "kto-loss", "kto", KTO_KTO, KTO_APO_ZERO, LOSSES, "kto
        "kto: compare with the KL divergence from the reference, by mismatched completions; apo_zero: compare with 0")
 REAL(desirable_weight, "desirable-weight", "1", 0, 1e6, LOSSES, "X", "kto: weight of desirable answers in the loss")
 REAL(undesirable_weight, "undesirable-weight", "1", 0, 1e6, LOSSES, "X", "kto: weight of the other answers")
-SIZE(group_size, "group-size", "8", 2, 65536, PASSES, "G",
+SIZE(group_size, "group-size", "8", 1, 65536, PASSES, "G",
      "completions that --rollout writes for a prompt; also in a plan or a pass over random tokens")
 CHOICE(ScaleRewards, scale_rewards, "scale-rewards", "auto", SCALE_AUTO, SCALE_NONE, LOSSES, "auto|group|none",
        "divide advantages, rewards less their group's mean, by the group's standard deviation; auto: not with dr_grpo")
@@ -216,7 +216,7 @@ TEXT(teacher_logprobs, "teacher-logprobs", NULL, LOSSES, "FILE",
      "distill: the teacher's likeliest tokens of --data, written by logprobs --top-k")
 TEXT(teacher, "teacher", NULL, LOSSES, "PATH",
      "distill: a teacher that runs with the student, a forward pass for each micro-batch; first takes the memory that "
-     "it needs")
+     "it needs; in a plan also a preset")
 CHOICE(BaseWeights, teacher_base, "teacher-base", "auto", BASE_AUTO, BASE_FP8, LOSSES, "auto|none|nf4|fp4|mxfp4|fp8",
        "as --base, for --teacher")
 CHOICE(Place, teacher_on, "teacher-on", "auto", PLACE_AUTO, PLACE_DISK, LOSSES, PLACE_WORDS,
@@ -232,7 +232,7 @@ SIZE(teacher_top_k, "teacher-top-k", "64", 1, MOST_TOKENS, LOSSES, "K",
 
 SECTION("Rollout")
 FLAG(rollout, "rollout", SHORT(ON(TRAIN)) | STEPS,
-     "grpo, gspo, cispo: write completions during training; --group-size for each of --batch prompts of --data a step")
+     "grpo, gspo, cispo, distill: write completions; --group-size for each of --batch prompts of --data a step")
 PATHS(reward_command, "reward-command", SHORT(ON(TRAIN)), "COMMAND...",
       "programs that say what a completion is worth; one or more, each quoted; the shell starts each once. It reads a "
       "JSON object {\"prompt\", \"completion\", \"reference\", ...} on a line, and answers with a number or null")

@@ -137,7 +137,7 @@ static void options_check_files(const Options *o) {
 // Checks a run's steps: what they count, save and validate, and the completions that they write.
 static void options_check_steps(const Options *o) {
     const Verb verb = o->verb;
-    const int train = verb == VERB_TRAIN, rollout = o->rollout;
+    const int train = verb == VERB_TRAIN, rollout = o->rollout, distill = o->objective == OBJECTIVE_DISTILL;
     const int folder = o->out && strcmp(o->out, "none") != 0;
     const OptionRule rules[] = {
         {train && !folder && o->resume, "--resume needs --out, the folder to continue in"},
@@ -150,8 +150,19 @@ static void options_check_steps(const Options *o) {
         {train && o->lr > 1 && !o->any_lr,
          "--lr above 1: AdamW would move each weight by more than 1 in a step; give a smaller --lr, or --any-lr"},
         {train && o->val_every && !o->val_data.count, "--val-every needs --val-data, the shards to validate on"},
-        {rollout && train && !o->reward_command.count && !o->environment_command,
+        {rollout && train && !distill && !o->reward_command.count && !o->environment_command,
          "--rollout needs --reward-command, which says what a completion is worth, or --environment-command"},
+        {rollout && distill && o->reward_command.count,
+         "--objective distill with --rollout: the teacher judges each token; leave --reward-command out"},
+        {rollout && distill && o->teacher_logprobs,
+         "--teacher-logprobs is of the texts in the data; --rollout writes its own, so give --teacher PATH"},
+        {rollout && distill && (o->updates > 1 || o->overlap),
+         "--objective distill learns from texts of the current student; leave --updates and --overlap out"},
+        {rollout && distill && o->val_data.count,
+         "--val-data: not with --rollout and --objective distill; eval --objective distill --teacher measures "
+         "checkpoints on answers"},
+        {!distill && o->group_size < 2,
+         "--group-size 1: an advantage compares completions of one prompt; give 2 or more"},
         {o->environment_command && o->reward_command.count,
          "--environment-command gives the rewards; leave --reward-command out"},
         {o->environment_command && !option_given(o, "seq-len"),

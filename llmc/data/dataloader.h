@@ -214,10 +214,10 @@ static Batch dataloader_batch(const DataLoader *d) {
         return batch;
     }
     if (objective == OBJECTIVE_DISTILL) {
-        if (objective_needs_top(s->objective) && s->teacher)
-            batch.teacher = teacher_allocate(d->bound.N, s->teacher->header.k);
-        else if (!objective_needs_top(s->objective))
+        if (objective_is_reverse(s->objective))
             batch.reference = (float *)checked_calloc(d->bound.N, sizeof(float), "the teacher of a batch");
+        else if (s->teacher)
+            batch.teacher = teacher_allocate(d->bound.N, s->teacher->header.k);
         return batch;
     }
     const int reference = objective_needs_reference(s->objective) && !objective_needs_mismatched(s->objective);

@@ -21,7 +21,7 @@ allocated after opening.
 */
 #ifndef LLMC_DOCUMENTS_H
 #define LLMC_DOCUMENTS_H
-#include "llmc/tokenizer/tokenizer_file.h"
+#include "llmc/tokenizer/tokenizer_pieces.h"
 #include "llmc_shard.h"
 #include "logprobs.h"
 #include "teacher.h"
@@ -148,7 +148,7 @@ static const struct {
 } data_kinds[] = {{"documents", "text; messages; prompt, completion", "sft or distill"},
                   {"preference pairs", "chosen, rejected, maybe prompt", "dpo, simpo or orpo"},
                   {"groups of completions with rewards", "prompt, completions, rewards", "grpo, gspo or cispo"},
-                  {"prompts alone", "prompt, maybe answer", "grpo, gspo or cispo with --rollout"},
+                  {"prompts alone", "prompt, maybe answer", "grpo, gspo, cispo or distill with --rollout"},
                   {"documents with an advantage for each token", "ids, train, advantages", "ppo"},
                   {"labelled answers", "prompt, completion, label; or pairs prepared with --format unpaired", "kto"}};
 
@@ -203,6 +203,18 @@ static void documents_check_templates(const DataLoader *d, const DataLoader *oth
     }
 }
 
+// Says how a tokenizer's pieces differ from those of a shard, if they do; NULL: they are the same. Other files are
+// compared with `own`, if that file made the shard, or with the file next to the shard.
+static const char *shard_tokenizer_fault(const TokenShard *s, const char *path, const char *own) {
+    char made[PATH_MAX];
+    if (tokenizer_fingerprint(path) == s->tokenizer) return NULL;
+    if (own && *own && tokenizer_fingerprint(own) == s->tokenizer)
+        snprintf(made, sizeof(made), "%s", own);
+    else if (!tokenizer_beside_shard(s->path, made) || tokenizer_fingerprint(made) != s->tokenizer)
+        return "is not that of the data, whose own " TOKENIZER_NAME " is not next to them to compare pieces with";
+    return pieces_same(made, path) ? NULL : "has other pieces than that of the data";
+}
+
 static void documents_check_tokenizers(const DataLoader *d) {
     const DataSettings *settings = &d->settings;
     const TokenShard *first = &d->shard[0].header;
@@ -218,8 +230,9 @@ static void documents_check_tokenizers(const DataLoader *d) {
     }
     documents_check_templates(d, d);
     if (!settings->tokenizer_path) return;
-    uint64_t wanted = tokenizer_fingerprint(settings->tokenizer_path);
-    if (wanted != first->tokenizer)
+    const uint64_t wanted = tokenizer_fingerprint(settings->tokenizer_path);
+    const int reads = settings->use == DATA_READS; // maybe for a student: the same pieces will do
+    if (reads ? shard_tokenizer_fault(first, settings->tokenizer_path, NULL) != NULL : wanted != first->tokenizer)
         die("%s was made with tokenizer %s (%016llx), but the model has %s (%016llx); use the model's tokenizer, or "
             "give --any-tokenizer",
             first->path, first->tokenizer_name, (unsigned long long)first->tokenizer, settings->tokenizer_path,

@@ -134,6 +134,11 @@ static int objective_needs_top(const Objective *o) {
     return o->kind == OBJECTIVE_DISTILL && o->distill_loss == DISTILL_FORWARD;
 }
 
+// Tells whether the objective is distillation by the teacher's log-probabilities of the targets alone.
+static int objective_is_reverse(const Objective *o) {
+    return o->kind == OBJECTIVE_DISTILL && o->distill_loss == DISTILL_REVERSE;
+}
+
 // Tells whether passes compute a second value of each target: its entropy, or its divergence from a teacher.
 static int objective_has_entropy(const Objective *o) {
     return objective_is_of_policy(o) || o->kind == OBJECTIVE_KTO || objective_needs_top(o);
@@ -158,14 +163,19 @@ static void objective_resolve(Objective *o) {
 
 static ObjectiveWeights objective_weights_wait(const Objective *o) {
     if (o->kind == OBJECTIVE_SFT || objective_needs_top(o)) return WEIGHTS_AT_ONCE;
-    if (o->kind == OBJECTIVE_DISTILL) return WEIGHTS_BY_TOKEN;
-    return objective_is_of_policy(o) && o->kind != OBJECTIVE_GSPO ? WEIGHTS_BY_TOKEN : WEIGHTS_BY_SEQUENCE;
+    const int by_token = objective_is_of_policy(o) && o->kind != OBJECTIVE_GSPO;
+    return by_token || objective_is_reverse(o) ? WEIGHTS_BY_TOKEN : WEIGHTS_BY_SEQUENCE;
 }
 
 // Tells whether the batch needs the reference's log-probabilities.
 static int objective_needs_reference(const Objective *o) {
     if (o->kind == OBJECTIVE_DPO || o->kind == OBJECTIVE_KTO) return 1;
     return (objective_is_of_policy(o) && o->beta != 0);
+}
+
+// Tells whether a batch has log-probabilities of its targets under another model: the reference, or the teacher.
+static int objective_reads_reference(const Objective *o) {
+    return objective_needs_reference(o) || objective_is_reverse(o);
 }
 
 // Returns the denominator of a step's losses.
@@ -488,8 +498,7 @@ static void objective_check_batch(const Objective *o, const Batch *batch) {
     if (o->kind == OBJECTIVE_KTO && !batch->reward) die("internal: a batch of kto without labels; please report it");
     if (objective_needs_top(o) && !batch->teacher.id)
         die("internal: a batch of distill without a teacher's tokens; please report it");
-    const int by_token = o->kind == OBJECTIVE_DISTILL && !objective_needs_top(o);
-    if ((objective_needs_reference(o) || by_token) && !batch->reference && !batch->document_reference)
+    if (objective_reads_reference(o) && !batch->reference && !batch->document_reference)
         die("internal: a batch of %s without the reference's log-probabilities; please report it",
             objective_names[o->kind]);
 }
@@ -512,7 +521,7 @@ static void objective_weights(const Objective *o, const Batch *batch, double Z, 
             document_weights(batch, d, Z, label_loss(o, batch, d, logp, type).slope, weight, type);
     } else if (objective_is_of_policy(o)) {
         policy_weights(o, batch, Z, begin, n, logp, weight, type);
-    } else if (objective_weights_wait(o) == WEIGHTS_BY_TOKEN) {
+    } else if (objective_is_reverse(o)) {
         for (size_t i = 0; i < n; i++) {
             const double m = target_weight(batch, begin + i);
             value_set(weight, type, i, m == 0 ? 0 : -m / Z * reference_over(batch, begin + i, logp_at(logp, type, i)));
@@ -651,7 +660,7 @@ static double objective_loss(const Objective *o, const Batch *batch, double Z, c
     objective_check_batch(o, batch);
     if (batch->empty) return 0;
     if (o->kind == OBJECTIVE_DISTILL)
-        return distill_loss(o, batch, Z, logp, objective_needs_top(o) ? entropy : NULL, type, metrics);
+        return distill_loss(o, batch, Z, logp, objective_is_reverse(o) ? NULL : entropy, type, metrics);
     if (entropy) {
         sum = target_sum(batch, entropy, type, &weight);
         metric_add(metrics, "entropy", sum, weight);

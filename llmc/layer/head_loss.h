@@ -84,8 +84,9 @@ static void head_loss(const Visit *v, Stored *logits, int gradient) {
         distill_chunk(s, c, logits, weight);
         return;
     }
-    s->ops->logprob(summed_row(s, s->now.logp, c.row, 1), entropy, logits, s->now.targets + c.row, weight, c.n, d.V,
-                    d.logits_stride, s->setup->objective.temperature);
+    s->ops->logprob(summed_row(s, s->now.logp, c.row, 1), entropy, logits, s->now.targets + c.row, weight, c.n,
+                    s->setup->vocabulary ? s->setup->vocabulary : d.V, d.logits_stride,
+                    s->setup->objective.temperature);
     if (s->setup->top_k && !gradient) likeliest_collect(s, c, logits);
 }
 

@@ -42,10 +42,15 @@ static Search run_search(const Run *run, size_t limit) {
     const double most[PLACES] = {0, plans && named ? machine_host_gib(named, node) : 0,
                                  plans && named ? named->disk_gib : 0};
     const size_t given[PLACES] = {0, o->host_limit, o->disk_limit};
+    size_t taken[PLACES] = {0}; // by a teacher
+    if (run->live) plan_bytes(&run->live->plan, taken);
     c.limits = device_limit(limit ? limit : SIZE_MAX), c.limits.tables = gpu;
     for (int place = PLACE_HOST; place < PLACES; place++)
         if (given[place] || most[place] > 0)
             c.limits.bytes[place] = (size_t)((given[place] ? (double)given[place] : most[place] * GIBIBYTE) / sharing);
+    for (int place = PLACE_HOST; place < PLACES && plans && run->live; place++) // a run's limits see what is taken
+        if (c.limits.bytes[place] < SIZE_MAX && !given[place])
+            c.limits.bytes[place] -= min_size(c.limits.bytes[place], taken[place]);
     const int host = o->host_limit || most[PLACE_HOST] > 0 || own_memory, kept = host || option_given(o, "keep");
     const int disk = o->disk || (plans && (o->disk_limit || most[PLACE_DISK] > 0));
     if (o->disk && !plans)

@@ -369,7 +369,8 @@ static SharedWork shape_shared_work(const Batch *shape) {
 static void report_prefixes(FILE *out, const Run *run, const DataLoader *data) {
     const Options *o = run->options;
     char who[96] = "documents of a sequence that begin alike are computed once";
-    if (!data || data->regular || !prefixes_from_options(o, run->settings.lora)) return;
+    const int alone = o->rollout && o->group_size == 1; // one completion a prompt
+    if (!data || data->regular || alone || !prefixes_from_options(o, run->settings.lora)) return;
     const int families = data->common != NULL, pairs = data->shard->header.kind == KIND_PAIRS;
     const int known = !o->rollout && data->rows < data->positions;
     if (o->rollout)

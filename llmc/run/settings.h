@@ -33,8 +33,7 @@ static Objective objective_from_options(const Options *o) {
     objective.completion_tokens = (double)o->max_new_tokens * (double)(o->environment_command ? o->max_turns : 1);
     objective.distill_loss = o->distill_loss, objective.distill_share = o->distill_weight;
     objective.distill_temperature = o->temperature;
-    const int by_token = objective_is_of_policy(&objective) ||
-                         (objective.kind == OBJECTIVE_DISTILL && objective.distill_loss == DISTILL_REVERSE);
+    const int by_token = objective_is_of_policy(&objective) || objective_is_reverse(&objective);
     objective.temperature.divisor = by_token || options_logprobs(o) ? o->temperature : 1;
     objective_resolve(&objective);
     return objective;
@@ -149,15 +148,17 @@ static void options_check_deals(const Options *o, const RunSettings *settings) {
 // Returns the option that excludes shared prefixes; NULL: none does. lora: may be NULL
 static const char *prefixes_excluded(const Options *o, const Lora *lora) {
     if (o->sp != 1) return "--sp";
-    if (o->objective == OBJECTIVE_DISTILL) return "--objective distill";
+    // a file has a teacher's tokens for each text, not for rows that texts share
+    if (o->objective == OBJECTIVE_DISTILL && o->distill_loss == DISTILL_FORWARD && !o->teacher)
+        return "--objective distill without --teacher";
     if (method_is_chunk_major(o->method)) return o->method == METHOD_SECO ? "--method seco" : "--method spaco";
     return lora && lora->dropout > 0 ? "--lora-dropout" : NULL;
 }
 
-// Tells whether --share-prefixes auto shares something if no option excludes it: prompts of pairs and groups, or
-// --shared-tokens.
+// Tells whether --share-prefixes auto shares something if no option excludes it: prompts of pairs, groups and rollouts,
+// or --shared-tokens.
 static int prefixes_auto(const Options *o) {
-    return o->shared_tokens || (o->data.count && OF(o->objective) & (OF_PREFERENCES | OF_GROUPS));
+    return o->shared_tokens || o->rollout || (o->data.count && OF(o->objective) & (OF_PREFERENCES | OF_GROUPS));
 }
 
 // Returns which documents share prefixes in this run.
@@ -286,13 +287,10 @@ static size_t slots_from_options(const Options *o, const RunSettings *settings, 
 // Sets the likeliest tokens of a teacher: those that a student reads (distill), or those that logprobs finds.
 static void settings_add_teacher(RunSettings *settings, const Options *o) {
     const size_t ids = settings->model->config.vocab_size;
-    if (o->teacher && o->verb == VERB_PLAN)
-        die_usage("--teacher: plan the teacher by plan --for logprobs --model %s, and the student without --teacher, "
-                  "with the memory that is left as --memory-limit",
-                  o->teacher);
+    const int top = objective_needs_top(&settings->objective);
     if (o->teacher && !o->sp) die_usage("--teacher: not with --sp auto; give --sp S, or --teacher-logprobs FILE");
-    if (objective_needs_top(&settings->objective)) settings->teacher_k = min_size(o->teacher_top_k, ids);
-    if (objective_needs_top(&settings->objective) && o->teacher_logprobs) {
+    if (top) settings->teacher_k = min_size(o->teacher_top_k, ids);
+    if (top && o->teacher_logprobs) {
         LogprobFile file;
         teacher_open(&file, o->teacher_logprobs);
         settings->teacher_k = file.header.k;
@@ -306,7 +304,7 @@ static void settings_add_teacher(RunSettings *settings, const Options *o) {
                       o->teacher_logprobs, (unsigned long long)file.header.vocabulary, ids, ids);
         logprobs_close(&file);
     }
-    if (!options_logprobs(o) || !o->top_k) return;
+    if (!options_logprobs(o) || !(o->top_k || o->vocabulary)) return;
     settings->vocabulary = o->vocabulary ? min_size(o->vocabulary, ids) : ids, settings->top_k = o->top_k;
     if (o->top_k > settings->vocabulary)
         die_usage("--top-k %zu: above the %zu ids of the %s", o->top_k, settings->vocabulary,

@@ -188,7 +188,7 @@ typedef struct {
     int latent_ranges;          // 1: latents are expanded for a range of tokens at a time, again for each chunk
     Objective objective;
     size_t teacher_k;            // objective distill: tokens of a teacher for each target
-    size_t top_k, vocabulary;    // likeliest tokens to find in forward passes, of these ids; 0: none
+    size_t top_k, vocabulary; // likeliest tokens to find in forward passes, 0: none; ids of their softmax, 0: all
     Layer *layer;                // [num_hidden_layers]
     float *inverse_frequency[2]; // [R/2] of full-attention layers, of layers with a window; device
     float *router_bias;          // [layers with experts,E] device; NULL: none

@@ -284,7 +284,7 @@ static Options live_options(const Options *student, size_t ids) {
     Options o = *student;
     o.verb = VERB_LOGPROBS, o.objective = OBJECTIVE_SFT, o.method = METHOD_STREAM, o.chunk = o.logits_chunk = 0;
     o.model = student->teacher, o.base = student->teacher_base, o.weights = student->teacher_on;
-    o.init = o.adapter = o.teacher = o.rope_scaling = NULL;
+    o.init = o.adapter = o.teacher = o.rope_scaling = NULL, o.rollout = 0;
     o.lora_rank = o.grow_vocabulary = 0, o.quantise_head = 0, o.inputs_every = 1;
     o.inputs = o.gradients = o.optimizer = o.reference_on = PLACE_AUTO;
     o.keep.word = KEEP_NONE, o.keep.layers = 0, o.keep_on.word = PLACE_AUTO, o.keep_on.layers = 0;
@@ -294,9 +294,10 @@ static Options live_options(const Options *student, size_t ids) {
     return o;
 }
 
-// Refuses a teacher whose vocabulary lacks ids of the texts. data: NULL for random tokens
+// Refuses a teacher whose vocabulary lacks ids of the texts. data: NULL for random tokens. The student's own texts may
+// have any of its ids
 static void live_check(const Run *teacher, const Run *student, const DataLoader *data) {
-    size_t ids = data ? 0 : student->model.config.vocab_size;
+    size_t ids = data && !student->options->rollout ? 0 : student->model.config.vocab_size;
     for (size_t i = 0; data && i < data->shards; i++) ids = max_size(ids, data->shard[i].header.vocabulary);
     if (teacher->model.config.vocab_size < ids)
         die_usage("--teacher %s: its vocabulary has %zu ids, but the texts have up to %zu; give a teacher with the "
@@ -313,11 +314,13 @@ static void live_begin(Run *run, const Options *o, const DataLoader *data, Seque
     run_open(&live->run, &live->options, NULL);
     live_check(&live->run, run, data);
     run_find_tokenizer(&live->run);
-    const char *path = live->run.tokenizer_path;
-    if (data && *path && !o->any_tokenizer && tokenizer_fingerprint(path) != data->shard[0].header.tokenizer)
-        die_usage("--teacher %s: its tokenizer %s is not that of --data; give a teacher with the student's tokenizer, "
-                  "or --any-tokenizer if its pieces are the same",
-                  o->teacher, path);
+    const char *path = live->run.tokenizer_path, *fault = NULL;
+    if (data && *path && !o->any_tokenizer)
+        fault = shard_tokenizer_fault(&data->shard[0].header, path, run->tokenizer_path);
+    if (fault)
+        die_usage("--teacher %s: its tokenizer %s %s; give a teacher with the student's tokenizer, or --any-tokenizer "
+                  "if its pieces are the same",
+                  o->teacher, path_last(path), fault);
     run_allocate(&live->run, bound);
     run_load_weights(&live->run);
     if (o->verb == VERB_TRAIN) run->teacher.header.model_key = run_model_key(&live->run, 0);
@@ -327,7 +330,9 @@ static void live_begin(Run *run, const Options *o, const DataLoader *data, Seque
 // Computes the teacher's values of a batch. A batch's likeliest tokens are valid until the next call. Collective.
 static void live_answer(Run *run, Batch *batch) {
     StreamBP *s = &run->live->streambp;
-    forward_logprobs(s, batch, 1, 0);
+    Batch texts = *batch;
+    memset(&texts.routes, 0, sizeof(texts.routes)); // the teacher chooses its own experts
+    forward_logprobs(s, &texts, 1, 0);
     if (objective_needs_top(&run->settings.objective)) {
         batch->teacher = s->now.found;
         return;

@@ -2,7 +2,8 @@
 Rollouts: the batches of one step of online GRPO (arXiv 2402.03300). P prompts of the data, G completions of each by the
 current model (sampler.h), rewards from the user's commands (reward.h), advantages within each prompt's group, and
 packed sequences of whole groups to train on. A completion's reward is the weighted sum of its commands' rewards; a
-completion without a reward excludes its group from the step.
+completion without a reward excludes its group from the step. For distillation completions have no rewards: a teacher
+answers each sequence (reference.h).
 
     rollout_bound      returns the largest sequence, rollout_capacity the longest text, for the plan
     rollout_allocate   allocates all memory and starts the commands
@@ -85,12 +86,15 @@ static void rollout_group_metrics(Rollout *r, size_t p) {
     const size_t texts = r->settings.prompts * r->settings.group_size;
     static const char *const lengths[] = {"completions/mean_terminated_length", "completions/min_terminated_length",
                                           "completions/max_terminated_length"};
-    const int agents = r->settings.environment.command != NULL;
+    const int agents = r->settings.environment.command != NULL, rewarded = rollout_has_rewards(&r->settings);
     size_t G = r->settings.group_size, spread = 0, ended = 0;
     const float *reward = r->reward + p * G;
     for (size_t g = 0; g < G; g++) {
         spread += reward[g] != reward[0];
-        metric_deviation(&r->metrics, "reward_std", (double)reward[g]);
+        if (rewarded)
+            metric_deviation(&r->metrics, "reward_std", (double)reward[g]);
+        else // policy_loss has the lengths of completions with rewards
+            metric_length(&r->metrics, completion_lengths, (double)r->completion[p * G + g].tokens);
         if (agents) trajectory_metrics(&r->metrics, &r->agents.text[p * G + g]);
         for (size_t k = 0; k < r->settings.rewards; k++) {
             const double of = (double)r->rewards_of[k * texts + p * G + g];
@@ -101,7 +105,7 @@ static void rollout_group_metrics(Rollout *r, size_t p) {
         if (agents || !r->completion[p * G + g].ended) continue;
         ended++, metric_length(&r->metrics, lengths, (double)r->completion[p * G + g].tokens);
     }
-    metric_add(&r->metrics, "frac_reward_zero_std", !spread, 1);
+    if (rewarded) metric_add(&r->metrics, "frac_reward_zero_std", !spread, 1);
     if (!agents) metric_add(&r->metrics, "completions/clipped_ratio", (double)(G - ended), (double)G);
 }
 

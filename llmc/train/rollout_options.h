@@ -124,7 +124,7 @@ static RolloutSettings rollout_from_options(const Run *run, const Prompt *text) 
     s.mask_truncated = o->mask_truncated;
     s.in_order = o->shuffle == SHUFFLE_OFF;
     s.stop = o->reward_failure == REWARD_FAILURE_STOP;
-    s.reference = objective_needs_reference(&run->settings.objective), s.old = o->updates > 1 || o->overlap;
+    s.reference = objective_reads_reference(&run->settings.objective), s.old = o->updates > 1 || o->overlap;
     s.overlap = o->overlap;
     s.records = run->model.config.num_experts > 0, s.replays = o->router_replay;
     if (s.replays && !s.records)

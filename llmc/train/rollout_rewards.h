@@ -158,7 +158,7 @@ static void rollout_count_failures(Rollout *r, size_t step, const Reward *failed
 
 static int rollout_group_rewarded(const Rollout *r, size_t p) {
     const size_t G = r->settings.group_size;
-    for (size_t i = p * G; i < (p + 1) * G; i++)
+    for (size_t i = p * G; i < (p + 1) * G && rollout_has_rewards(&r->settings); i++)
         if (!r->answered[i] || isnan(r->reward[i])) return 0;
     return 1;
 }
@@ -208,11 +208,12 @@ static const Reward *rollout_answers(Rollout *r) {
     return failed;
 }
 
-// Gets the rewards, from the commands or from the rank that asks them. Computes the weighted sums.
+// Gets the rewards, from the commands or from the rank that asks them. Computes the weighted sums; NAN without
+// commands.
 static void rollout_rewards(Rollout *r, size_t step) {
     const RolloutSettings *s = &r->settings;
     const size_t texts = s->prompts * s->group_size;
-    const Reward *failed = rollout_asks(s) ? rollout_answers(r) : NULL;
+    const Reward *failed = s->rewards && rollout_asks(s) ? rollout_answers(r) : NULL;
     size_t left_out = 0, completions = 0;
     if (failed && s->stop) die("step %zu: %s; --reward-failure skip leaves these groups out", step, failed->message);
     if (world_sp(s->world) > 1) {

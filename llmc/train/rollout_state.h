@@ -110,6 +110,9 @@ typedef struct {
     size_t vocabulary;
 } Rollout;
 
+// Tells whether completions have rewards, by commands or an environment; else a teacher judges their tokens (distill).
+static int rollout_has_rewards(const RolloutSettings *s) { return s->rewards || s->environment.command; }
+
 // ---- sizes ----------------------------------------------------------------------------------------------------------
 // Returns the positions of the longest text, in the key/value cache and in a sequence. The text's last token is only a
 // target.

@@ -111,7 +111,7 @@ static void trainer_save(Trainer *t) {
 
 // ---- micro-batches --------------------------------------------------------------------------------------------------
 // Computes a batch's log-probabilities under the reference, if the reference is the base model below new adapters or
-// the model at the start.
+// the model at the start; or the values of a teacher that runs with the student, valid until its next batch.
 static void trainer_reference(Trainer *t, Batch *batch, StepReport *report) {
     run_reference(&t->run, batch);
     report->flops += flops_reference(&t->run, batch);
@@ -146,7 +146,7 @@ static size_t trainer_rollout(Trainer *t, size_t step, StepReport *report) {
         rollout_log_write(&t->rollout_log, rollout, step, number - 1);
         for (size_t i = 0; i < rollout->sequences; i++) {
             Batch *batch = &rollout->sequence[i];
-            trainer_reference(t, batch, report);
+            if (!t->run.live) trainer_reference(t, batch, report);
             if (!batch->old || written) continue;
             forward_policy(&t->run.streambp, batch, 0, batch->old);
             report->flops += flops_forward(&t->run.settings, batch, 1);
@@ -180,8 +180,8 @@ static Batch *trainer_batch(Trainer *t, size_t step, size_t i, double *Z, StepRe
         t->next_batch = micro->after;
         if (micro->sp) run_share(&t->run, micro->sp);
         report->deal = micro->deal;
-        trainer_reference(t, batch, report);
     }
+    if (!t->run.options->rollout || t->run.live) trainer_reference(t, batch, report);
     *Z = objective_normaliser(&t->run.streambp.setup->objective, counts);
     t->run.streambp.routes.micro_batches =
         counts.batches * (double)(t->run.options->rollout ? 1 : t->run.assignment.parts);

@@ -227,7 +227,8 @@ static void trainer_objective_settings(Trainer *t) {
                     objective->distill_share, t->run.settings.teacher_k, objective->distill_temperature);
     if (objective_is_of_policy(objective) && objective->beta != 0)
         add_setting(t, "--kl-correction", SETTING_KEPT, "%s", objective->kl_correction ? "on" : "off")->absent = "off";
-    if (objective_is_of_policy(objective)) add_setting(t, "--max-new-tokens", SETTING_KEPT, "%zu", o->max_new_tokens);
+    if (objective_is_of_policy(objective) || o->rollout)
+        add_setting(t, "--max-new-tokens", SETTING_KEPT, "%zu", o->max_new_tokens);
     if (o->rollout) {
         const RolloutSettings *rollout = &t->rollout.settings;
         add_setting(t, "--rollout", SETTING_KEPT,

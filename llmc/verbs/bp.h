@@ -245,9 +245,7 @@ static int verb_bp(const Options *given) {
     Batch batch =
         options->data.count ? dataloader_batch(&loader) : batch_allocate(documents * options->seq_len, documents);
     if (!options->data.count && run.settings.objective.kind != OBJECTIVE_SFT)
-        batch_allocate_answers(&batch,
-                               (objective_needs_reference(objective) && !objective_needs_mismatched(objective)) ||
-                                   (objective->kind == OBJECTIVE_DISTILL && !objective_needs_top(objective)),
+        batch_allocate_answers(&batch, objective_reads_reference(objective) && !objective_needs_mismatched(objective),
                                0);
     if (!options->data.count && objective_needs_top(objective) && !options->teacher)
         batch.teacher = teacher_allocate(batch.N, run.settings.teacher_k);

@@ -11,6 +11,7 @@ all regions and rates.
 #include "llmc/plan/flops.h"
 #include "llmc/train/rollout_options.h"
 #include "plan_lengths.h"
+#include "plan_teacher.h"
 #include "ways.h"
 
 typedef struct {
@@ -19,7 +20,8 @@ typedef struct {
     size_t orders;                     // plans that --method auto compares; 0: the method is named
     size_t train_bytes, train_longest; // bytes and longest sequence of training with the options of a pass
     WayBounds bounds;
-    LengthsPlan lengths; // lengths plan of --sp auto on a machine
+    LengthsPlan lengths;  // lengths plan of --sp auto on a machine
+    TeacherPlans teacher; // with --teacher
 } PlanResult;
 
 static SequenceBound plan_rollout(Run *run, const DataLoader *data) {
@@ -207,11 +209,12 @@ static void plan_print(const PlanResult *r, const DataLoader *data) {
     if (!o->verbose) report_prefixes(out, run, data->shards ? data : NULL);
     if (!o->verbose) report_shared(out, run, &r->bounds.shape);
     plan_print_step(out, r);
+    if (run->live) teacher_print(out, run, &r->teacher, (double)r->bounds.whole.N * (double)run->assignment.batches);
     if (o->verbose) plan_print_scale(out, r);
     if (run->settings.backward && !run->settings.optimizer) {
         fprintf(out, "train     the same options with an optimizer need %s", human_bytes((double)r->train_bytes));
         if (r->train_longest) fprintf(out, "; longest --seq-len %zu", r->train_longest);
-        fputs(r->bounds.limit && !r->train_longest ? "; no length fits\n" : "\n", out);
+        fputs(r->bounds.limit && !r->train_longest && !run->live ? "; no length fits\n" : "\n", out);
     }
     for (size_t i = 0, said = 0; i < r->orders + r->ways_count; i++) {
         const WayToTrain *w = i < r->orders ? &r->order[i] : &r->ways[i - r->orders];
@@ -262,12 +265,13 @@ static void plan_result_json(const PlanResult *r, const DataLoader *data) {
     report_places_json(&json, run);
     report_plan_json(&json, run->plan.arena);
     if (limit) {
-        json_size(&json, "max_seq_len", r->plan.longest);
+        if (!run->live) json_size(&json, "max_seq_len", r->plan.longest);
         json_bool(&json, "fits", r->plan.fits);
     }
+    if (run->live) teacher_json(&json, run, &r->teacher);
     json_bool(&json, "optimizer_update", run->settings.optimizer);
     if (run->settings.backward && !run->settings.optimizer) json_size(&json, "train_total_bytes", r->train_bytes);
-    if (run->settings.backward && !run->settings.optimizer && limit)
+    if (run->settings.backward && !run->settings.optimizer && limit && !run->live)
         json_size(&json, "train_max_seq_len", r->train_longest);
     if (limit || machine) json_size(&json, "usable_bytes", limit ? limit : machine_usable_bytes(machine));
     const size_t host = run_search(run, limit).limits.bytes[PLACE_HOST];
@@ -427,7 +431,8 @@ static void options_of_plan(Options *o) {
 static void plan_choose_length(Run *run, Options *o, const Lengths *lengths, size_t limit) {
     const int named = option_given(o, "machine");
     if (lengths->count && !option_given(o, "seq-len")) option_type_size(o, "seq-len", lengths->longest);
-    if (named && !option_given(o, "seq-len") && !o->data.count) plan_longest_of_machine(run, o, limit);
+    if (named && !option_given(o, "seq-len") && !o->data.count && !o->teacher)
+        plan_longest_of_machine(run, o, limit); // a teacher's memory would depend on the length
     if (o->sample_every) {
         Prompt prompt = prompt_from_options(run);
         run->settings.cache_tokens = prompt_cache_tokens(&prompt, o);
@@ -449,7 +454,7 @@ static void plan_training(PlanResult *r, const Run *run, size_t limit) {
     settings_add_optimizer(&train.settings, run->options);
     run_plan(&train, &r->bounds.shape, limit);
     r->train_bytes = train.plan.total_bytes;
-    if (limit) r->train_longest = run_longest(&train, r->bounds.documents, limit);
+    if (limit && !run->live) r->train_longest = run_longest(&train, r->bounds.documents, limit);
 }
 
 static int verb_plan(const Options *given) {
@@ -463,13 +468,15 @@ static int verb_plan(const Options *given) {
     const int named = option_given(o, "machine");
     const Machine *machine = machine_from_options(o);
     const int divides = named && o->ranks > 1 && !option_given(o, "zero") && !option_given(o, "sp") && !o->rollout &&
-                        o->plan_for == VERB_TRAIN && o->dtype == DTYPE_BF16 && o->method < METHOD_MST;
+                        o->plan_for == VERB_TRAIN && o->dtype == DTYPE_BF16 && o->method < METHOD_MST && !o->teacher;
     if (divides)
         o->zero = ZERO_WEIGHTS, o->sp = o->ranks; // takes the division with the longest sequences; way_plan
                                                   // compares the others
     Lengths lengths = lengths_open(o);
     size_t limit = plan_limit(o);
     memset(&r, 0, sizeof(r)), works.count = 0;
+    if (o->teacher && ((!o->model && !o->init) || (o->plan_for != VERB_TRAIN && o->plan_for != VERB_BP)))
+        die_usage("--teacher: plans a student's training; give the student with --model or --init, and no --for");
     if (!o->model && !o->init) return plan_presets(o, machine, limit);
     run_open(&run, o, NULL);
     if (o->plan_for == VERB_SAMPLE) {
@@ -481,6 +488,9 @@ static int verb_plan(const Options *given) {
         note("planned in %s; to plan for a GPU, give --machine CARD or --dtype bf16", dtype_name(run.model.dtype));
     plan_choose_length(&run, o, &lengths, limit);
     r.bounds = plan_bounds(&run, &data, limit);
+    const WayBounds open = r.bounds; // before a teacher takes memory
+    if (o->teacher) plan_teacher_first(&r.teacher, &run, data.shards ? &data : NULL, &r.bounds);
+    limit = r.bounds.limit;
     if (divides) r.bounds.division = division, r.bounds.divisions = plan_divisions(o, division);
     pass_works = &works; // valid while `run` and the ways exist
     way_open(&r.plan, &run, run.settings.lora != NULL);
@@ -494,11 +504,13 @@ static int verb_plan(const Options *given) {
     if (named && run.settings.optimizer && !r.bounds.no_estimate && !run.settings.deals)
         r.ways_count = ways_find(r.ways, &r.plan, &run, &r.bounds);
     if (!run.settings.optimizer && run.settings.backward) plan_training(&r, &run, limit);
+    if (o->teacher && named) plan_teacher_elsewhere(&r.teacher, &run, data.shards ? &data : NULL, &open);
     pass_works = NULL;
     free(lengths.length);
     plan_print(&r, &data);
     if (o->json) plan_result_json(&r, data.segments ? &data : NULL);
-    const int nothing = limit && !r.plan.longest;
+    const int nothing =
+        limit && !r.plan.longest && !(o->teacher && run_longest(&r.plan.run, r.bounds.documents, limit));
     if (nothing && !(o->json && o->quiet)) // with --json the object says it
         die_no_length(&r.plan.run, r.bounds.documents, limit,
                       o->memory_limit ? "--memory-limit" : "what the card leaves");

@@ -32,6 +32,7 @@ typedef struct WayBounds {
     size_t sp;                        // ranks that share a sequence
     const struct WayBounds *division; // [divisions] bounds of each --sp to compare
     size_t divisions;                 // 0: --zero and --sp are fixed
+    double teacher_seconds;           // of a step: passes of a teacher that runs with the student (plan_teacher.h)
 } WayBounds;
 
 // ---- making ways ---------------------------------------------------------------------------------------------------
@@ -65,6 +66,13 @@ static StepShape way_step(const Run *run, SequenceBound whole) {
     return step;
 }
 
+// Adds seconds of other work to the estimate of a step.
+static void estimate_add(Estimate *e, double seconds) {
+    const double share = e->seconds / (e->seconds + seconds);
+    e->seconds += seconds, e->on_device += seconds, e->tokens_per_second *= share;
+    e->mfu *= share, e->mfu_full *= share, e->executed *= share;
+}
+
 // Takes the planner's choices for w->run within the places that it may use. Returns the pressure of the plan.
 static double way_choose(WayToTrain *w, const WayBounds *b) {
     w->bounds = b, w->run.barred = ~((2u << w->uses) - 1);
@@ -77,6 +85,7 @@ static double way_choose(WayToTrain *w, const WayBounds *b) {
     w->fits = pressure <= 1;
     plan_bytes(&w->run.plan, w->bytes);
     if (b->machine) w->estimate = estimate_step(b->machine, &w->run.settings, &b->shape, way_step(&w->run, b->whole));
+    if (b->teacher_seconds > 0) estimate_add(&w->estimate, b->teacher_seconds);
     if (!w->fits || b->no_estimate || w->run.settings.deals) w->estimate.seconds = 0; // keeps the estimate's traffic
     return pressure;
 }
@@ -95,7 +104,8 @@ static void way_plan(WayToTrain *w, const WayBounds *b) {
         if (pressure <= 1 && least <= 1 ? trial.estimate.seconds >= w->estimate.seconds : pressure >= least) continue;
         *w = trial, w->run.options = &w->options, least = pressure;
     }
-    w->longest = w->bounds->limit ? run_longest(&w->run, w->bounds->documents, w->bounds->limit) : 0;
+    const int known = w->bounds->limit && !w->run.live; // a longer sequence needs more memory for a teacher, too
+    w->longest = known ? run_longest(&w->run, w->bounds->documents, w->bounds->limit) : 0;
 }
 
 // Copies a run so that it trains adapters, or all weights.

@@ -492,7 +492,7 @@ TEST(lines_are_refused) {
         {"train --moments fp16", "--moments is 'fp16', it must be fp32, bf16 or int8"},
         {"bp --objective dpo --beta off", "--beta is 'off', it must be a number from 0 to 1000000, or auto"},
         {"bp --objective dpo --label-smoothing 0.5", "it must be a number from 0 to 0.499999"},
-        {"bp --group-size 1", "--group-size is '1', it must be a whole number from 2"},
+        {"bp --group-size 0", "--group-size is '0', it must be a whole number from 1"},
         {"sample --prompt-ids 1,,2", "--prompt-ids is '1,,2', it must be token ids separated by commas"},
         {"sample --prompt-ids 1,2147483648", "it must be token ids"},
         {"sample --prompt-ids ,", "it must be token ids"},

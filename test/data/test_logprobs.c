@@ -3,7 +3,7 @@ The file of log-probabilities: reads back in any order and range. Refuses damage
 another model, other data, another temperature or length.
 */
 #include "test/base/damage.h"
-#include "llmc/data/teacher.h"
+#include "llmc/data/documents.h"
 
 #define TOKENS    10000 // more than twice the read size
 #define DOCUMENTS 40
@@ -411,6 +411,41 @@ TEST(a_damaged_record_is_found) {
     bytes[56] ^= 1;
     output_write_file(path, bytes, size);
     expect_refused(teacher_open_path, path, 1, "checksum of its header is wrong");
+}
+
+// ---- the teacher's tokenizer ----------------------------------------------------------------------------------------
+// Copies a tokenizer of test/golden with another fingerprint, as if its template or special tokens differed.
+static const char *tokenizer_with(const char *style, const char *name, uint64_t fingerprint) {
+    char from[128];
+    size_t size;
+    snprintf(from, sizeof(from), "test/golden/tokenizers/%s.tok", style);
+    char *bytes = read_whole(from, &size);
+    crc32_prepare();
+    memcpy(bytes + 24, &fingerprint, 8);
+    const uint32_t crc = crc32_of(0, bytes + 16, size - 16);
+    memcpy(bytes + 12, &crc, 4);
+    write_file(scratch_path(name), bytes, size);
+    return scratch_path(name);
+}
+
+// A tokenizer with the pieces of the one that made a shard passes, wherever that one is known from.
+TEST(a_tokenizer_with_the_same_pieces) {
+    char path[PATH_MAX], *made, *same, *other;
+    snprintf(path, sizeof(path), "%s", scratch_path("shard.bin"));
+    TokenShard shard = {0};
+    shard.path = path, shard.tokenizer = 7;
+    made = checked_strdup(tokenizer_with("qwen2", "made.tok", 7));
+    same = checked_strdup(tokenizer_with("qwen2", "same.tok", 8));
+    other = checked_strdup(tokenizer_with("gpt2", "other.tok", 9));
+    assert_null(shard_tokenizer_fault(&shard, made, NULL));
+    assert_null(shard_tokenizer_fault(&shard, same, made));
+    assert_string_equal(shard_tokenizer_fault(&shard, other, made), "has other pieces than that of the data");
+    assert_non_null(strstr(shard_tokenizer_fault(&shard, same, NULL), "is not that of the data, whose own"));
+    assert_non_null(strstr(shard_tokenizer_fault(&shard, same, other), "is not that of the data, whose own"));
+    tokenizer_with("qwen2", TOKENIZER_NAME, 7); // next to the shard
+    assert_null(shard_tokenizer_fault(&shard, same, NULL));
+    assert_string_equal(shard_tokenizer_fault(&shard, other, ""), "has other pieces than that of the data");
+    free(made), free(same), free(other);
 }
 
 int main(int argc, char **argv) { RUN_LISTED(argc, argv, scratch_remove); }

@@ -311,6 +311,11 @@ static void open_tokenizer(const char *path) {
     tokenizer_close(t);
 }
 
+static void open_pieces(const char *path) {
+    Pieces pieces = pieces_open(path);
+    pieces_close(&pieces);
+}
+
 static void open_adapter_config(const char *path) {
     Config config = config_from_text("llama", "test", EXIT_USAGE);
     Lora lora = {0};
@@ -459,6 +464,15 @@ static const Target targets[] = {
     {"shard", "shard.bin", open_shard, mend_shard, {NULL}, NULL},
     {"llmc_shard", "shard.bin", open_llmc_shard, NULL, {GOLDEN "tokens_uint16.bin", GOLDEN "tokens_uint32.bin"}, NULL},
     {"tokenizer", "tokenizer.tok", open_tokenizer, mend_tokenizer, {GOLDEN "tokenizers/*.tok"}, NULL},
+    {"pieces",
+     "tokenizer.json",
+     open_pieces,
+     NULL,
+     {"={\"model\": {\"vocab\": {\"a\": 0, \"\\u0120b\": 1, \"\u010a\": 3}}, \"added_tokens\": [{\"id\": 4, "
+      "\"content\": "
+      "\"<s>\"}], \"decoder\": {\"type\": \"ByteLevel\"}}",
+      "={\"model\": {\"vocab\": [[\"<0x41>\", 0], [\"\\u2581a\\u0000\", -1.5]]}, \"added_tokens\": []}"},
+     NULL},
     {"adapter",
      "adapter_config.json",
      open_adapter_config,

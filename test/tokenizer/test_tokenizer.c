@@ -6,6 +6,7 @@ harm.
 */
 #include "test/base/damage.h"
 #include "llmc/tokenizer/chat.h"
+#include "llmc/tokenizer/tokenizer_pieces.h"
 #include "llmc/base/text.h"
 
 #define FOLDER "test/golden/tokenizers/"
@@ -518,6 +519,77 @@ TEST(damaged_files) {
         expect_flips_found(&suite, TOK, 30, DAMAGED "|is a tokenizer file of version");
         const Child *child = run_child(change_numbers, suite.context);
         if (child->code) test_fail("exit code %d: %s%s", child->code, child->out, child->err);
+    }
+}
+
+// ---- the pieces of two tokenizers -----------------------------------------------------------------------------------
+static void put_escaped(FILE *out, uint32_t point) {
+    if (point == '"' || point == '\\' || (point < 0x800 && point >= 0x80) || point < 0x20)
+        fprintf(out, "\\u%04x", point);
+    else
+        fputc((int)point, out);
+}
+
+// Writes a name of tokenizer.json: of a byte-level vocabulary in GPT-2's alphabet, else the spelling.
+static void put_name(FILE *out, const Tokenizer *t, uint32_t id) {
+    const int alphabet = (t->flags & TOKENIZER_BYTE_LEVEL) != 0;
+    const int spelled = !alphabet && t->id_flags[id] & ID_IN_VOCABULARY;
+    const uint32_t *offsets = spelled ? t->spelling_offsets : t->text_offsets;
+    const unsigned char *text = spelled ? t->spelling : t->text;
+    fputc('"', out);
+    for (size_t i = offsets[id]; i < offsets[id + 1]; i++) {
+        uint32_t point = text[i];
+        for (uint32_t p = 0; alphabet && p < 0x144; p++)
+            if (alphabet_byte(p) == (int)text[i]) point = p;
+        if (alphabet || point < 0x80)
+            put_escaped(out, point);
+        else
+            fputc((int)point, out); // part of a character in UTF-8
+    }
+    fputc('"', out);
+}
+
+// Writes the pieces of a tokenizer.tok as a tokenizer.json. id `other` has the name "other"; `more` added tokens follow
+static const char *write_json(const Tokenizer *t, uint32_t other, uint32_t more) {
+    const char *path = scratch_path("tokenizer.json"), *before = "";
+    FILE *out = fopen(path, "w");
+    assert_non_null(out);
+    for (int added = 0; added < 2; added++, before = "") {
+        fputs(added ? "}}, \"added_tokens\": [" : "{\"model\": {\"vocab\": {", out);
+        for (uint32_t id = 0; id < t->ids; id++) {
+            if (!(t->id_flags[id] & ID_EXISTS) || added == ((t->id_flags[id] & ID_IN_VOCABULARY) != 0)) continue;
+            fprintf(out, added ? "%s{\"id\": %u, \"content\": " : "%s", before, id);
+            if (id == other)
+                fputs("\"other\"", out);
+            else
+                put_name(out, t, id);
+            fprintf(out, added ? "}" : ": %u", id);
+            before = ", ";
+        }
+        for (uint32_t i = 0; added && i < more; i++)
+            fprintf(out, "%s{\"id\": %u, \"content\": \"<more%u>\"}", before, t->ids + i, i), before = ", ";
+    }
+    fprintf(out, "], \"decoder\": {\"type\": \"Sequence\", \"decoders\": [{\"type\": \"%s\"}]}}",
+            t->flags & TOKENIZER_BYTE_LEVEL ? "ByteLevel" : "Replace");
+    assert_true(fclose(out) == 0);
+    return path;
+}
+
+TEST(pieces_of_two_tokenizers) {
+    static const char *const tried[] = {"qwen2", "llama2", "gpt2"};
+    char path[128];
+    assert_true(alphabet_byte(0x120) == ' ' && alphabet_byte(0x10a) == '\n' && alphabet_byte(0xe9) == 0xe9);
+    assert_true(alphabet_byte(0x121) == 0x7f && alphabet_byte(0x142) == 0xa0 && alphabet_byte(0x143) == 0xad);
+    for (size_t s = 0; s < COUNT_OF(tried); s++) {
+        Tokenizer *t = open_style(tried[s]);
+        test_case("%s", tried[s]);
+        snprintf(path, sizeof(path), "%s", style_path(tried[s], "tok"));
+        assert_true(pieces_same(path, write_json(t, NO_TOKEN, 0)));
+        assert_true(pieces_same(write_json(t, NO_TOKEN, 2), path)); // further added tokens
+        assert_false(pieces_same(path, write_json(t, 300, 0)));
+        assert_false(pieces_same(path, write_json(t, t->ids - 1, 0))); // an added token
+        assert_false(pieces_same(path, style_path("tekken", "tok")));
+        tokenizer_close(t);
     }
 }
 

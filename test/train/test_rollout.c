@@ -105,6 +105,7 @@ static RolloutSettings rollout_settings(void) {
     return s;
 }
 
+// how: of the reward command; NULL: completions have no rewards
 static Rolling *rolling_open(RolloutSettings settings, const char *how, const char *tokens) {
     static const char experts[] =
         "qwen3_moe,hidden_size=16,intermediate_size=20,num_hidden_layers=3,num_attention_heads=2,num_key_value_heads=1,"
@@ -118,10 +119,11 @@ static Rolling *rolling_open(RolloutSettings settings, const char *how, const ch
     objective.kind = OBJECTIVE_GRPO, objective.clip_low = objective.clip_high = 0.2;
     r->data = open_prompts();
     r->text.bytes = !strcmp(tokens, "bytes");
-    snprintf(r->command, sizeof(r->command), "exec '%s' --answer '%s' '%s'", own_path, how, scratch_path("lines"));
+    snprintf(r->command, sizeof(r->command), "exec '%s' --answer '%s' '%s'", own_path, how ? how : "",
+             scratch_path("lines"));
     remove(scratch_path("lines"));
     r->settings = settings;
-    r->settings.rewards = 1, r->settings.reward_weight[0] = 1;
+    r->settings.rewards = how != NULL, r->settings.reward_weight[0] = 1;
     r->settings.reward_command[0] = r->command, snprintf(r->settings.reward_name[0], REWARD_NAME, "sum");
     rolling_begin(r, settings.records ? experts : config, objective, rolling_method);
     return r;
@@ -536,6 +538,47 @@ TEST(replayed_routes) {
         free(weights);
         rolling_close(r);
     }
+}
+
+// ---- a teacher in place of rewards ----------------------------------------------------------------------------------
+// The gradient of distill, reverse, on the policy's texts is grpo's with advantages log p_teacher - logp. Advantages are
+// fp32, and the gradient is linear in them, so three parts of each are fed.
+TEST(a_teacher_is_grpo_with_its_advantages) {
+    RolloutSettings settings = rollout_settings();
+    settings.reference = 1, settings.group_size = 1, settings.sequence_tokens = P * (LONGEST + NEW);
+    Rolling *r = rolling_open(settings, NULL, "bytes");
+    StreamBP *s = &r->run.s;
+    Objective *objective = (Objective *)(uintptr_t)&s->setup->objective;
+    const DType type = dtype_of_sums(r->model.dtype);
+    double *weights = tiny_weights(&r->model, 5), *teacher = tiny_weights(&r->model, 6);
+    assert_int_equal(step(r, 1), 1);
+    Batch *b = &r->rollout.sequence[0];
+    assert_true(b->documents == P && isnan(r->rollout.reward[0]));
+    assert_true(isnan(metric_named(&r->rollout.metrics, "frac_reward_zero_std")) &&
+                metric(&r->rollout, "left_out") == 0);
+    assert_true(metric(&r->rollout, "completions/mean_length") * P == r->rollout.counts.tokens);
+
+    device_write(ops_device, s->memory.weights, r->model.dtype, teacher, r->model.elements);
+    forward_policy(s, b, 0, b->reference);
+    device_write(ops_device, s->memory.weights, r->model.dtype, weights, r->model.elements);
+    forward_logprobs(s, b, 1, 0);
+    double *advantage = (double *)case_memory(b->N * sizeof(double));
+    for (size_t t = 0; t < b->N; t++) advantage[t] = (double)b->reference[t] - value_at(s->now.host_sums, type, t);
+    objective->normalisation = NORMALISE_BNPO;
+    grads_zero(&s->memory);
+    for (size_t part = 0; part < 3; part++) {
+        for (size_t t = 0; t < b->N; t++)
+            b->advantage[t] = (float)advantage[t], advantage[t] -= (double)b->advantage[t];
+        forward_backward(s, b, 1, part == 2, NULL);
+    }
+    double *wanted = device_read(ops_device, s->memory.gradients, r->run.settings.gradient_type, r->model.elements);
+    objective->kind = OBJECTIVE_DISTILL, objective->distill_loss = DISTILL_REVERSE;
+    float *logp = (float *)case_memory(b->N * sizeof(float));
+    double *found = gradient_of(r, b, weights, logp, NULL);
+    const double off = distance(found, wanted, r->model.elements);
+    if (!(off <= (ops_device->stored == DTYPE_FP64 ? 1e-12 : 1e-5))) test_fail("gradients differ by %g", off);
+    free(weights), free(teacher), free(wanted), free(found);
+    rolling_close(r);
 }
 
 // ---- the text of a tokenizer ----------------------------------------------------------------------------------------

@@ -65,9 +65,18 @@ both rollout 20 45 $small --data "$WORK/prompts.bin" --objective grpo --rollout 
     --group-size 4 --max-new-tokens 6 --seq-len 130 --steps 4
 check 'a line says so' grep -q '^prefixes  4 completions share their prompt, which is computed once, --share-prefixes$' "$WORK/said"
 
+# A teacher computes the same rows; its values of a row serve all texts that share it.
+succeeds train --init "$(echo $TINY | sed s/layers=2/layers=4/)" --seed 8 --data $SHARD --seq-len 64 --batch 6 --steps 20 --lr 1e-2 --out "$WORK/teacher" --quiet
+for way in forward reverse; do
+    both texts-$way 20 45 $small --data "$WORK/prompts.bin" --objective distill --distill-loss $way --teacher "$WORK/teacher" --any-tokenizer \
+        --rollout --batch 2 --group-size 4 --max-new-tokens 6 --seq-len 130 --steps 4
+done
+
 # ---- families of documents: an epoch in one step --------------------------------------------------------------------------------
 make_documents "$WORK/agent.bin" 96 160,200,180,190,170,235,230,225 8 120 documents 4
 both families 40 70 $small --data "$WORK/agent.bin" --share-prefixes on --samples 8 --batch 4 --seq-len 320 --steps 3
+both taught 40 70 $small --data "$WORK/agent.bin" --share-prefixes on --samples 8 --batch 4 --seq-len 320 --steps 3 --objective distill \
+    --distill-weight 0.5 --teacher "$WORK/teacher" --any-tokenizer
 sums() { sed -n "s/.*\"$2\": \([0-9]*\),.*/\1/p" "$1/log.jsonl" | awk '{ a += $1 } END { print a / NR }'; }
 succeeds plan --init $TINY --data "$WORK/agent.bin" --share-prefixes on --samples 8 --batch 4 --seq-len 320 --json
 check 'the plan knows what an epoch computes' [ "$(json rows) of $(json positions)" = "$(sums "$WORK/families" computed) of $(sums "$WORK/families" tokens)" ]

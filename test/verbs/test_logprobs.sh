@@ -178,7 +178,82 @@ loss=$(json kl)
 succeeds eval --model "$WORK/sft-1" --data "$WORK/unseen.bin" --seq-len 64 --objective distill $live --teacher-top-k 16 --json --quiet
 check 'eval with the teacher finds the same divergence' close "$(json kl)" "$loss" 1e-6
 succeeds train $few $live --val-data "$WORK/unseen.bin" --steps 1
-refuses 2 '--teacher: plan the teacher by plan --for logprobs --model T' plan --init $TINY --objective distill --teacher T --seq-len 64
+
+# The plan of both is the run's. An estimate adds the teacher's passes; other places of its weights are compared.
+first() { grep -o "\"$1\": [0-9.e+-]*" "$WORK/out" | sed -n '1s/.* //p'; }
+of_teacher() { sed -n 's/.*"teacher": {\(.*\)/\1/p' "$WORK/out" | grep -o "\"$1\": [0-9.e+-]*" | sed -n '1s/.* //p'; }
+loud=$(echo "$few" | sed 's/--quiet//')
+succeeds train $loud $live --steps 1 --json --verbose
+planned=$(json plan_bytes)
+held=$(sed -n 's/^teacher  .*: \([0-9.]* [KM]iB\) on the device.*/\1/p' "$WORK/err")
+succeeds plan $loud $live --json
+check 'the student has the bytes of the run' [ "$(first total_bytes)" = "$planned" ]
+check 'and the teacher' grep -q "^teacher   llama, .*: $held\$" "$WORK/err"
+card="plan --init qwen3-0.6b --objective distill --seq-len 8192 --grad-accum 3 --machine h100,host=64GiB,disk=1TiB --json --quiet"
+succeeds $card
+alone=$(first estimated_seconds)
+succeeds $card --teacher Qwen/Qwen3-8B --teacher-base nf4 --teacher-on host
+passes=$(of_teacher estimated_seconds) bytes=$(of_teacher host_bytes)
+check 'a step has both' close "$(sed 's/"teacher": {[^}]*}//' "$WORK/out" | grep -o '"estimated_seconds": [0-9.e+-]*' | sed 's/.* //')" \
+    "$(awk -v a="$alone" -v b="$passes" 'BEGIN { print a + b }')" 1e-5
+check "weights are read three times" [ "$(of_teacher weight_reads)" = 3 ]
+check "in each micro-batch of a step" close "$(of_teacher moved_bytes)" $((3 * bytes)) 1e-6
+check 'a token of a file has 12 + 8 k bytes' [ "$(of_teacher file_bytes_per_token)" = 524 ]
+succeeds $card --teacher qwen3-4b
+check 'two other places' [ "$(grep -o '"step_seconds": [0-9]' "$WORK/out" | wc -l)" = 2 ]
+refuses 1 'qwen3-32b: does not fit: needs [0-9.]* GiB; the device has [0-9.]* GiB; give --teacher-base nf4' $card --teacher qwen3-32b --teacher-base none --grad-accum 1 --machine 4090,host=0
+refuses 2 '--teacher: plans a student.s training' plan --teacher qwen3-4b --objective distill --machine h100
+
+# Texts that the student writes: it comes nearer by both losses, also one text a prompt; a run in two parts is one run.
+make_documents "$WORK/prompts.bin" 96 5,9,3,7,12,4,6,8 3 0 prompts
+texts="--init $TINY --seed 5 --data $WORK/prompts.bin --rollout --seq-len 32 --batch 4 --max-new-tokens 4 --schedule constant --objective distill"
+of_log() { sed -n "s/.*\"kl\": \([^,]*\),.*/\1/p" "$1/log.jsonl" | awk -v n="$2" '{ k[NR] = $1 } END { for (i = 1; i <= n; i++) { a += k[i]; b += k[NR + 1 - i] } print (b < 0.8 * a && b > 0) }'; }
+STREAMBP_ALLOCATION_GUARD=1
+export STREAMBP_ALLOCATION_GUARD
+for way in 'forward --group-size 1 --lr 1e-2' 'reverse --group-size 24 --lr 3e-3'; do
+    learns=150
+    [ "${way%% *}" = forward ] && learns=60
+    name=texts-${way%% *}
+    TRAIN=${TRAIN_PLAIN:-$sanitized_train}
+    succeeds train $texts $live --distill-loss $way --steps $learns --out "$WORK/$name-long" --quiet
+    check "nearer on its own texts: $way" [ "$(of_log "$WORK/$name-long" 10)" = 1 ]
+    TRAIN=$sanitized_train
+    in_two_parts $name 6 '' $texts $live --distill-loss $way --temperature 0.8
+    check "with the same log: $way" same_run "$WORK/$name" "$WORK/$name-parts" 6
+done
+unset STREAMBP_ALLOCATION_GUARD
+check 'completions have no reward' grep -q '"rewards": {}, "reward": null, "advantage": null' "$WORK/texts-forward/rollouts.jsonl"
+succeeds train $texts $live --steps 1 --out "$WORK/texts-plan"
+planned=$(sed -n 's/^memory  *\([0-9.]* [KMG]iB\) planned.*/\1/p' "$WORK/out")
+run plan $texts $live --verbose
+check 'plan = run' [ "$(sed -n 's/^memory  *\([0-9.]* [KMG]iB\) planned.*/\1/p' "$WORK/out")" = "$planned" ]
+refuses 1 'trained with --max-new-tokens 4, now it is' train $texts $live --steps 2 --out "$WORK/texts-plan" --resume --max-new-tokens 5
+refuses 2 'its vocabulary has 96 ids, but the texts have up to 99' train $texts $live --init ${TINY%,*},vocab_size=99
+refuses 2 'learns from texts of the current student' train $texts $live --updates 2
+refuses 2 'the teacher judges each token' train $texts $live --reward-command true
+refuses 2 'writes its own, so give --teacher' train $texts --teacher-logprobs "$WORK/few6.teacher"
+refuses 2 '--val-data: not with --rollout' train $texts $live --val-data "$WORK/prompts.bin"
+refuses 2 'group-size 1: an advantage compares' train $texts --objective grpo --group-size 1 --reward-command true
+if command -v python3 >/dev/null; then # turns with an environment, too
+    in_two_parts turns 4 '' $texts $live --group-size 3 --lr 1e-2 --seq-len 60 --max-turns 3 --stop-ids "$(seq -s, 0 3 93)" \
+        --render-command 'exec python3 data/render.py . bytes' --environment-command \
+        'while read -r x; do echo "{\"messages\": [{\"role\": \"tool\", \"content\": \"12\"}], \"reward\": 0.5, \"done\": false}"; done'
+    check 'its turns are learned' grep -q '"environment/turns": [2-9].*"kl": [1-9]' "$WORK/turns/log.jsonl"
+fi
+cp $GOLDEN/tokenizers/gpt2.tok "$WORK/teacher/tokenizer.tok"
+refuses 2 'tokenizer.tok is not that of the data, whose own tokenizer.tok is not next to them' train $texts $live
+succeeds train $texts $live --any-tokenizer --steps 1
+rm "$WORK/teacher/tokenizer.tok"
+
+# A teacher with more ids than its student: their softmax is over the student's, for the targets, too.
+succeeds convert --init "${TINY%,*},vocab_size=200" --seed 8 --out "$WORK/wide.bin"
+succeeds logprobs --model "$WORK/wide.bin" --data "$WORK/few.bin" --seq-len 64 --batch 6 --top-k 96 --vocabulary 96 --out "$WORK/wide.teacher" --quiet
+check 'a target has its value among all' [ "$(od -A n -v -t f4 -w780 -j 256 "$WORK/wide.teacher" | awk '$3 != 0 {
+    near = 0; for (i = 100; i <= 195; i++) near += $i - $3 < 1e-5 && $3 - $i < 1e-5; n++; bad += !near } END { print (n > 300 && !bad) }')" = 1 ]
+options="$few --distill-loss reverse --steps 1"
+succeeds train $options --teacher-logprobs "$WORK/wide.teacher" --out "$WORK/wide-file"
+succeeds train $options --teacher "$WORK/wide.bin" --out "$WORK/wide-live"
+check 'the same with a live teacher' same_checkpoint "$WORK/wide-file" "$WORK/wide-live" 1
 refuses 2 '--val-data: the teacher.s file has the tokens of --data' train $few --teacher-logprobs "$WORK/few6.teacher" --val-data "$WORK/unseen.bin"
 refuses 2 '--teacher and --teacher-logprobs exclude each other' train $few $live --teacher-logprobs "$WORK/few6.teacher"
 

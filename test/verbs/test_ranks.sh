@@ -105,6 +105,22 @@ alone --init $TINY --seq-len 64 --batch 4 --lora-rank 4 --lora-dropout 0.5
 together 4 --zero 3
 together 2 --sp 2
 
+# A teacher, from its file or with the student: ranks share its passes and its weights.
+succeeds train --init "$(echo $TINY | sed s/layers=2/layers=4/)" --seed 8 --data "$WORK/train.bin" --seq-len 60 --batch 6 --steps 60 --lr 1e-2 --schedule constant --out "$WORK/teacher" --quiet
+succeeds logprobs --model "$WORK/teacher" --data "$WORK/train.bin" --seq-len 60 --batch 3 --top-k 8 --out "$WORK/x.teacher" --quiet
+for teacher in "--teacher-logprobs $WORK/x.teacher" "--teacher $WORK/teacher"; do
+    for way in forward reverse; do
+        top=
+        [ "$way ${teacher%% *}" = 'forward --teacher' ] && top='--teacher-top-k 8'
+        alone --init $TINY --seq-len 60 --batch 3 --grad-accum 2 --data "$WORK/train.bin" --objective distill --distill-loss $way $teacher $top
+        kl=$(json kl)
+        for world in '2 --sp 2 --zero 3' '2 --zero 2'; do
+            together $world
+            check "the divergence is that of all ranks: $world" close "$(json kl)" "$kl" 1e-6
+        done
+    done
+done
+
 # A rank's memory, FLOPs and traffic match the plan, including a reference computed in the pass.
 sent() { grep -o '"sent": {[^}]*}' "$WORK/out"; }
 for world in '4 --sp 2 --zero 1 --keep attention --keep-on host' '2 --sp 2 --kv ring --keep attention' \
@@ -250,6 +266,15 @@ for world in '3 --zero 3 --weights host' '4 --sp 2 --zero 3 --slots 3' '2 --sp 2
     check "rewards of $world" [ "$(rewards "$out" | head -n 2)" = "$(rewards "$WORK/rollout" | head -n 2)" ]
     case $world in *lora*) ;; *) check "rollouts of $world" [ "$(completions "$out")" = "$(completions "$WORK/rollout")" ] ;; esac
 done
+# A teacher judges what ranks wrote.
+for way in forward reverse; do
+    trained texts-$way --init $TINY --data "$WORK/prompts.bin" --rollout --seq-len 32 --batch 5 --max-new-tokens 4 --lr 1e-3 --seed 5 \
+        --objective distill --distill-loss $way --group-size 2 --teacher "$WORK/teacher"
+    trained_together 2 --sp 2
+    trained_together 2 --zero 3 --teacher-on host
+done
+common="--init $TINY --data $WORK/prompts.bin --rollout --seq-len 32 --batch 5 --max-new-tokens 4 --lr 1e-3 --schedule constant
+    --objective grpo --group-size 4 --seed 5 --steps 6"
 one=$(echo "$common" | sed 's/--batch 5/--batch 2/; s/--seq-len 32/--seq-len 64/')
 ranks_succeed 2 train $one "$@" --zero 0 --out "$WORK/rollout-stage0"
 ranks_succeed 2 train ${one% 6} 3 "$@" --zero 3 --out "$WORK/rollout-stage3"
