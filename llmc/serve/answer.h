@@ -13,7 +13,6 @@ Log-probabilities are those of the model's own softmax: temperature, top_k and t
 
 // What answers need besides their request
 typedef struct {
-    HttpServer *http;
     const Prompt *decoder;
     const Config *config;
     DType dtype;       // of logits
@@ -46,7 +45,7 @@ static void answer_scores(const Answerer *s, Ask *a, int32_t id) {
         z[v] = element_to_double(a->logits, s->dtype, v);
         z[v] = (cap > 0 ? cap * tanh(z[v] / cap) : z[v]) / divisor;
         most = fmax(most, z[v]);
-        size_t at = found; // insertion into the best so far, of equal ones the lower id first
+        size_t at = found; // inserts into the best so far; equal logits: the lower id first
         while (at && z[v] > z[best[at - 1]]) at--;
         if (at == a->top) continue;
         found = min_size(found + 1, a->top);
@@ -92,7 +91,7 @@ static void answer_head(JsonOut *json, const Answerer *s, const Ask *a, const ch
     char id[64];
     snprintf(id, sizeof(id), "chatcmpl-%016llx-%zu", (unsigned long long)s->run, a->number);
     json_text(json, "id", id), json_text(json, "object", object);
-    json_size(json, "created", (size_t)s->created), json_text(json, "model", s->model);
+    json_size(json, "created", (size_t)a->created), json_text(json, "model", s->model);
 }
 
 static void answer_usage(JsonOut *json, const Ask *a) {
@@ -112,7 +111,7 @@ static void answer_ids(JsonOut *json, const char *key, const int32_t *ids, size_
 static size_t answer_calls(JsonOut *json, const cJSON *message) {
     const cJSON *call, *calls = json_get(message, "tool_calls");
     size_t count = 0;
-    if (!calls) return 0;
+    if (!cJSON_GetArraySize(calls)) return 0;
     json_array(json, "tool_calls");
     cJSON_ArrayForEach(call, calls) {
         const cJSON *function = json_get(call, "function");
@@ -137,7 +136,15 @@ static size_t answer_message(JsonOut *json, const Answerer *s, const Ask *a, con
     if (message) {
         const char *thought = cJSON_GetStringValue(json_get(message, "reasoning_content"));
         const char *content = cJSON_GetStringValue(json_get(message, "content"));
-        json_text(json, "content", content && (*content || !json_get(message, "tool_calls")) ? content : NULL);
+        size_t bytes = content ? strlen(content) : 0;
+        for (size_t i = 0; i < a->stops && content; i++) {
+            const char *stop = strstr(content, a->stop[i]);
+            if (stop) bytes = min_size(bytes, (size_t)(stop - content));
+        }
+        if (content && (bytes || !cJSON_GetArraySize(json_get(message, "tool_calls"))))
+            json_bytes(json, "content", content, bytes);
+        else
+            json_null(json, "content");
         if (thought && *thought) json_text(json, "reasoning_content", thought);
         return answer_calls(json, message);
     }
@@ -170,7 +177,7 @@ static void answer_whole(const Answerer *s, Ask *a, const cJSON *message) {
     answer_usage(json, a);
     if (a->gives_ids) answer_ids(json, "prompt_token_ids", a->prompt.id, a->prompt.count);
     line_close(&line);
-    http_reply(s->http, a->request, 200, line.text, line.bytes);
+    http_reply(a->request, 200, line.text, line.bytes);
     a->request = NULL;
     free(line.text);
 }
@@ -196,7 +203,7 @@ static void answer_end(const Answerer *s, Ask *a) {
         answer_event(a, &line);
     }
     http_part(a->request, done, sizeof(done) - 1);
-    http_end(s->http, a->request);
+    http_end(a->request);
     a->request = NULL;
 }
 

@@ -15,8 +15,9 @@ file's mark. It is given as reasoning_content, so that the next request need not
 #include "http.h"
 #include "llmc/generate/prompt_file.h"
 
-#define ASK_STOPS 4  // most texts that end an answer
-#define ASK_TOP   20 // most likeliest tokens that are reported
+#define ASK_STOPS  4     // most texts that end an answer
+#define ASK_TOP    20    // most likeliest tokens that are reported
+#define ASK_VALUES 65536 // most JSON values of a request, for each takes about 80 bytes while the request waits
 
 typedef enum {
     ASK_RENDERS, // waits for the renderer to write its prompt
@@ -29,6 +30,7 @@ typedef struct {
     HttpRequest *request; // NULL: answered, or its client has left
     AskStage stage;
     size_t number; // of the request, from 1
+    long created;  // seconds since 1970
     cJSON *body;
     const cJSON *messages, *tools; // tools: NULL: none
     // what it asks for
@@ -42,7 +44,7 @@ typedef struct {
     int streams, usage, logprobs, gives_ids;
     int parses; // 1: the renderer parses the answer
     // its answer
-    const int32_t *ids;  // [tokens] drawn tokens
+    int32_t *ids;        // [room] drawn tokens, of which there are `tokens`
     size_t tokens, told; // told: tokens whose ids and log-probabilities were given
     TextOut out;
     char *text;                          // [out.bytes] text of the tokens
@@ -56,7 +58,7 @@ typedef struct {
 
 static void ask_free(Ask *a) {
     cJSON_Delete(a->body);
-    free(a->prompt.id), free(a->text), free(a->logits);
+    free(a->prompt.id), free(a->ids), free(a->text), free(a->logits);
     if (a->scores.file) fclose(a->scores.file);
     free(a->scores.text);
     free(a);
@@ -83,17 +85,21 @@ static int ask_flag(const cJSON *body, const char *key) {
     return cJSON_IsTrue(value);
 }
 
-static int ask_is_empty(const cJSON *value) { return !cJSON_GetArraySize(value) && !cJSON_IsString(value); }
+static size_t ask_values(const cJSON *value) {
+    const cJSON *child;
+    size_t count = 1;
+    cJSON_ArrayForEach(child, value) count += ask_values(child);
+    return count;
+}
 
 // Refuses keys that are unknown, or whose value would change the answer in a way that is not built.
 static void ask_check_keys(const cJSON *body) {
     static const char known[] =
         "messages|model|max_tokens|max_completion_tokens|temperature|top_p|top_k|seed|stop|stream|stream_options|"
-        "logprobs|"
-        "top_logprobs|tools|tool_choice|chat_template_kwargs|return_token_ids|n|presence_penalty|frequency_penalty|"
-        "logit_bias|response_format|modalities|user|metadata|store|service_tier|parallel_tool_calls|prompt_cache_key|"
-        "prompt_cache_retention|safety_identifier|verbosity|reasoning_effort";
-    const cJSON *key, *format = json_get(json_get(body, "response_format"), "type");
+        "logprobs|top_logprobs|tools|tool_choice|chat_template_kwargs|return_token_ids|n|presence_penalty|"
+        "frequency_penalty|logit_bias|response_format|modalities|user|metadata|store|service_tier|"
+        "parallel_tool_calls|prompt_cache_key|prompt_cache_retention|safety_identifier|verbosity|reasoning_effort";
+    const cJSON *key, *format = json_get(body, "response_format"), *bias = json_get(body, "logit_bias");
     cJSON_ArrayForEach(key, body) {
         if (word_index(known, key->string) < 0 && !cJSON_IsNull(key))
             die("%.100s is not known here; leave it out", key->string);
@@ -101,8 +107,8 @@ static void ask_check_keys(const cJSON *body) {
     if (ask_whole(body, "n", 1, 128, 1) > 1) die("n must be 1; send the request again for another answer");
     if (ask_number(body, "presence_penalty", -2, 2, 0) != 0 || ask_number(body, "frequency_penalty", -2, 2, 0) != 0)
         die("presence_penalty and frequency_penalty must be 0");
-    if (!ask_is_empty(json_get(body, "logit_bias"))) die("logit_bias must be empty");
-    if (format && !json_is(format, "text")) die("response_format must be {\"type\": \"text\"}");
+    if (bias && (!cJSON_IsObject(bias) || bias->child)) die("logit_bias must be {}");
+    if (format && !json_is(json_get(format, "type"), "text")) die("response_format must be {\"type\": \"text\"}");
     JSON_EACH(kind, json_get(body, "modalities")) {
         if (!json_is(kind, "text")) die("modalities must be [\"text\"]");
     }
@@ -161,6 +167,7 @@ static void ask_read(Ask *a, const Options *o, const char *text, size_t bytes, s
     a->body = json_parse_object(text, bytes, "the request");
     const cJSON *body = a->body, *kwargs = json_get(body, "chat_template_kwargs");
     const cJSON *thinks = json_get(kwargs, "enable_thinking");
+    if (ask_values(body) > ASK_VALUES) die("the request has more than %d JSON values; shorten it", ASK_VALUES);
     ask_check_keys(body);
     ask_read_messages(a, o->system);
     ask_read_tools(a);
@@ -187,17 +194,17 @@ static void ask_read(Ask *a, const Options *o, const char *text, size_t bytes, s
     }
 }
 
-// Tells whether only the renderer can write this prompt.
-static int ask_needs_renderer(const Ask *a, const Prompt *prompt, const Options *own) {
+// Tells whether the request has what the tokenizer file does not say how to write.
+static int ask_needs_renderer(const Ask *a, const Tokenizer *t) {
     const cJSON *message, *argument;
     if (a->tools || json_get(a->body, "reasoning_effort")) return 1;
     cJSON_ArrayForEach(argument, json_get(a->body, "chat_template_kwargs")) {
         if (strcmp(argument->string, "enable_thinking") != 0) return 1;
     }
     cJSON_ArrayForEach(message, a->messages) {
-        if (json_get(message, "tool_calls") || json_get(message, "reasoning_content")) return 1;
+        if (json_get(message, "tool_calls") || (json_get(message, "reasoning_content") && !chat_forgets(t))) return 1;
     }
-    return chat_messages_fault(prompt, own, a->messages) != NULL;
+    return 0;
 }
 
 // ---- the answer -----------------------------------------------------------------------------------------------------
@@ -276,13 +283,13 @@ static int ask_opens_thought(const Tokenizer *t, const TokenIds *prompt) {
     return last && !memmem(last, (size_t)(tail + count - last), mark, mark_bytes);
 }
 
-// Adds the token that was drawn last. ended: it ends the text; last: no token follows
-static void ask_token(Ask *a, const Prompt *decoder, int ended, int last) {
+// Adds a drawn token. ended: it ends the text; last: no token follows
+static void ask_token(Ask *a, const Prompt *decoder, int32_t id, int ended, int last) {
     const size_t before = a->out.bytes;
     Prompt own = *decoder;
     own.text = a->begins_in_thought ? a->text : NULL; // it continues a text
-    if (!ended) prompt_token_out(&own, &a->out, a->ids[a->tokens], a->tokens);
-    a->tokens++;
+    if (!ended) prompt_token_out(&own, &a->out, id, a->tokens);
+    a->ids[a->tokens++] = id;
     if (ended || last) text_out_end(&a->out), a->finish = ended ? "stop" : "length";
     a->bytes = a->out.bytes;
     ask_find_stop(a, before);

@@ -8,11 +8,12 @@ each good request to HttpServer.take; the answer may come at any later time.
     http_reply     answers with one text
     http_stream    begins an answer in parts; http_part adds one, http_end ends it
     http_drop      ends a request without an answer, and its connection
-    http_close     stops listening and ends all connections
+    http_close     waits until answers are written, and ends all connections
 
-Taken are GET, and POST with Content-Type application/json, of bounded size, whose Host is this server. No answer allows
-another origin, so a page in a browser can neither ask nor read. A connection that has sent no whole request for
-HTTP_PATIENCE is closed. If all HTTP_PEERS connections are taken, further clients wait in the system's queue.
+It takes GET, and POST with Content-Type application/json, of bounded size, whose Host is this server. No answer allows
+another origin, so a page in a browser can neither ask nor read. A connection is closed if its client
+has sent no whole request, or has taken no byte of its answer, for HTTP_PATIENCE. If all HTTP_PEERS connections are
+taken, further clients wait in the system's queue.
 */
 #ifndef LLMC_HTTP_H
 #define LLMC_HTTP_H
@@ -27,21 +28,21 @@ HTTP_PATIENCE is closed. If all HTTP_PEERS connections are taken, further client
 #include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 
-#define HTTP_PEERS    128 // most connections
-#define HTTP_HEADERS  16384
-#define HTTP_PATIENCE 30.0 // seconds for a whole request, for a client that reads nothing, and between two requests
-#define HTTP_TICK     0.2  // most seconds of a poll that waits
-#define HTTP_TOKEN    32   // least bytes of a token
+#define HTTP_PEERS    128   // most connections
+#define HTTP_HEADERS  16384 // most bytes of a request's headers
+#define HTTP_PATIENCE 30.0  // seconds for a whole request, for a client that reads nothing, and between two requests
+#define HTTP_TICK     0.2   // most seconds of a poll that waits
+#define HTTP_TOKEN    32    // least bytes of a token
 
-// A connection: a descriptor and its inode, for libevent closes descriptors, and the system numbers them anew
+// A connection
 typedef struct {
-    int fd;
-    ino_t inode;
-    double since; // when it opened, or when its last answer ended
-    int answers;  // 1: a request of it is being answered
+    struct bufferevent *buffers; // counted: valid after libevent has closed the connection, which clears its callbacks
+    size_t unread;               // bytes that its client has not taken yet
+    double since;                // when it opened, when its last answer was written, or when its client took bytes
+    int answers;                 // 1: a request of it is being answered
 } HttpPeer;
 
 typedef struct evhttp_request HttpRequest;
@@ -58,51 +59,53 @@ struct HttpServer {
     size_t most;       // most bytes of a request's body
     HttpPeer peer[HTTP_PEERS];
     size_t peers;
-    struct bufferevent *opened[HTTP_PEERS]; // connections since the last turn of the loop, which have no descriptor yet
-    size_t opened_count;
     // Takes a request: text[bytes], then a zero, or NULL for GET. It must be answered or dropped
     void (*take)(void *context, HttpRequest *request, const char *path, const char *text, size_t bytes);
     void *context;
 };
 
 // ---- connections ----------------------------------------------------------------------------------------------------
-static int http_descriptor(HttpRequest *request) {
-    struct evhttp_connection *connection = evhttp_request_get_connection(request);
-    return connection ? bufferevent_getfd(evhttp_connection_get_bufferevent(connection)) : -1;
-}
-
 // Marks the connection of a request: from now on, its request is being answered, or it may send the next one.
 static void http_mark(HttpServer *server, HttpRequest *request, int answers) {
-    const int fd = http_descriptor(request);
-    for (size_t i = 0; i < server->peers && fd >= 0; i++)
-        if (server->peer[i].fd == fd) server->peer[i].answers = answers, server->peer[i].since = seconds_now();
+    struct evhttp_connection *connection = evhttp_request_get_connection(request);
+    for (size_t i = 0; i < server->peers && connection; i++)
+        if (server->peer[i].buffers == evhttp_connection_get_bufferevent(connection))
+            server->peer[i].answers = answers, server->peer[i].since = seconds_now();
 }
+
+// Takes the end of an answer, after its last byte was written (evhttp_request_set_on_complete_cb).
+static void http_answered(HttpRequest *request, void *context) { http_mark((HttpServer *)context, request, 0); }
 
 // Makes the buffers of a new connection (evhttp_set_bevcb).
 static struct bufferevent *http_connected(struct event_base *base, void *context) {
     HttpServer *server = (HttpServer *)context;
-    struct bufferevent *buffers = bufferevent_socket_new(base, -1, 0);
-    if (buffers) server->opened[server->opened_count++] = buffers;
-    if (server->peers + server->opened_count == HTTP_PEERS) evconnlistener_disable(server->listener);
-    return buffers;
+    const HttpPeer peer = {bufferevent_socket_new(base, -1, 0), 0, seconds_now(), 0};
+    if (!peer.buffers) return NULL;
+    bufferevent_incref(peer.buffers);
+    server->peer[server->peers++] = peer;
+    if (server->peers == HTTP_PEERS) evconnlistener_disable(server->listener);
+    return peer.buffers;
 }
 
-// Forgets connections that libevent has closed, adds new ones, and ends those that took too long.
+static size_t http_unread(const HttpPeer *peer) { return evbuffer_get_length(bufferevent_get_output(peer->buffers)); }
+
+// Forgets connections that libevent has closed, and ends connections that took too long. libevent's own limit would
+// begin anew with every part of an answer.
 static void http_sweep(HttpServer *server) {
     const double now = seconds_now();
-    struct stat status;
     size_t left = 0;
-    for (size_t i = 0; i < server->opened_count; i++) {
-        const HttpPeer peer = {bufferevent_getfd(server->opened[i]), 0, now, 0};
-        if (peer.fd >= 0) server->peer[server->peers++] = peer;
-    }
-    server->opened_count = 0;
     for (size_t i = 0; i < server->peers; i++) {
-        HttpPeer *peer = &server->peer[i];
-        if (fstat(peer->fd, &status) || (peer->inode && peer->inode != status.st_ino)) continue;
-        peer->inode = status.st_ino;
-        if (!peer->answers && now - peer->since > HTTP_PATIENCE) shutdown(peer->fd, SHUT_RDWR);
-        server->peer[left++] = *peer;
+        HttpPeer peer = server->peer[i];
+        const size_t unread = http_unread(&peer);
+        bufferevent_event_cb open;
+        bufferevent_getcb(peer.buffers, NULL, NULL, &open, NULL);
+        if (!open) {
+            bufferevent_decref(peer.buffers);
+            continue;
+        }
+        if (peer.answers && (!unread || unread < peer.unread)) peer.since = now;
+        if (now - peer.since > HTTP_PATIENCE) shutdown(bufferevent_getfd(peer.buffers), SHUT_RDWR);
+        server->peer[left++] = peer;
     }
     server->peers = left;
     if (left < HTTP_PEERS) evconnlistener_enable(server->listener);
@@ -110,8 +113,10 @@ static void http_sweep(HttpServer *server) {
 
 // ---- requests -------------------------------------------------------------------------------------------------------
 static int http_left(HttpRequest *request) {
-    struct pollfd end = {http_descriptor(request), POLLRDHUP, 0};
-    return end.fd < 0 || (poll(&end, 1, 0) > 0 && end.revents & (POLLRDHUP | POLLHUP | POLLERR));
+    struct evhttp_connection *connection = evhttp_request_get_connection(request);
+    if (!connection) return 1;
+    struct pollfd end = {bufferevent_getfd(evhttp_connection_get_bufferevent(connection)), POLLRDHUP, 0};
+    return poll(&end, 1, 0) > 0 && end.revents & (POLLRDHUP | POLLHUP | POLLERR);
 }
 
 static void http_drop(HttpRequest *request) {
@@ -127,9 +132,8 @@ static void http_header(HttpRequest *request, const char *name, const char *valu
 }
 
 // Answers with text[bytes].
-static void http_reply(HttpServer *server, HttpRequest *request, int status, const char *text, size_t bytes) {
+static void http_reply(HttpRequest *request, int status, const char *text, size_t bytes) {
     struct evbuffer *body = evbuffer_new();
-    http_mark(server, request, 0);
     http_header(request, "Content-Type", "application/json");
     http_header(request, "X-Content-Type-Options", "nosniff");
     if (body) evbuffer_add(body, text, bytes);
@@ -137,8 +141,11 @@ static void http_reply(HttpServer *server, HttpRequest *request, int status, con
     if (body) evbuffer_free(body);
 }
 
-// Begins an answer of server-sent events.
+// Begins an answer of server-sent events. HTTP/1.0 has no parts: there the end of the connection ends the answer.
 static void http_stream(HttpRequest *request) {
+    struct evkeyvalq *asked = evhttp_request_get_input_headers(request);
+    const char *connection = evhttp_find_header(asked, "Connection");
+    if (connection && !strcasecmp(connection, "keep-alive")) evhttp_remove_header(asked, "Connection");
     http_header(request, "Content-Type", "text/event-stream");
     http_header(request, "Cache-Control", "no-cache");
     http_header(request, "X-Content-Type-Options", "nosniff");
@@ -153,33 +160,32 @@ static void http_part(HttpRequest *request, const char *text, size_t bytes) {
     evbuffer_free(part);
 }
 
-static void http_end(HttpServer *server, HttpRequest *request) {
-    http_mark(server, request, 0);
-    evhttp_send_reply_end(request);
-}
+static void http_end(HttpRequest *request) { evhttp_send_reply_end(request); }
 
 // ---- checks ---------------------------------------------------------------------------------------------------------
 // Refuses a request: an error in OpenAI's form. type: "invalid_request_error", for example
-static void http_refuse(HttpServer *server, HttpRequest *request, int status, const char *type, const char *message) {
+static void http_refuse(HttpRequest *request, int status, const char *type, const char *message) {
     char text[2 * DIE_MESSAGE];
     JsonOut json = json_open_text(text, sizeof(text), JSON_LINE);
     json_object(&json, "error");
     json_text(&json, "message", message), json_text(&json, "type", type);
     json_null(&json, "param"), json_null(&json, "code");
     json_object_end(&json);
-    http_reply(server, request, status, text, json_text_end(&json));
+    http_reply(request, status, text, json_text_end(&json));
 }
 
 // Tells whether a Host header means this server: a name of this machine's own, or the name that was given.
 static int http_is_host(const HttpServer *server, const char *host) {
-    const char *const own[] = {"localhost", "127.0.0.1", "[::1]", server->name};
+    const char *const own[] = {"localhost", "127.0.0.1", "::1", server->name};
     const int any = !strcmp(server->name, "0.0.0.0") || !strcmp(server->name, "::"); // its token is asked for
-    const char *end = host + strcspn(host, *host == '[' ? "]" : ":");
-    if (*end == ']') end++;
+    const int bracketed = *host == '[';
+    const char *name = host + bracketed, *end = name + strcspn(name, bracketed ? "]" : ":");
+    const size_t bytes = (size_t)(end - name);
     size_t port;
+    if (bracketed && *end++ != ']') return 0;
     if (*end && (*end != ':' || !parse_size(end + 1, &port))) return 0;
     for (size_t i = 0; i < sizeof(own) / sizeof(own[0]); i++)
-        if (strlen(own[i]) == (size_t)(end - host) && !strncasecmp(host, own[i], (size_t)(end - host))) return 1;
+        if (strlen(own[i]) == bytes && !strncasecmp(name, own[i], bytes)) return 1;
     return any;
 }
 
@@ -207,13 +213,14 @@ static void http_asked(HttpRequest *request, void *context) {
     const size_t bytes = evbuffer_get_length(body);
     const char *type = "invalid_request_error";
     http_mark(server, request, 1);
+    evhttp_request_set_on_complete_cb(request, http_answered, server);
     if (!host || !http_is_host(server, host)) {
-        http_refuse(server, request, 403, type, "Host is not this server; ask for it by localhost or its --serve name");
+        http_refuse(request, 403, type, "Host is not this server; ask for it by localhost or its --serve name");
     } else if (server->token && !http_is_token(server->token, evhttp_find_header(headers, "Authorization"))) {
-        http_refuse(server, request, 401, type, "no such token; send Authorization: Bearer TOKEN, of --serve-token");
+        http_refuse(request, 401, type, "no such token; send Authorization: Bearer TOKEN, of --serve-token");
     } else if (posts &&
                (!kind || strncasecmp(kind, json, sizeof(json) - 1) != 0 || !strchr("; \t", kind[sizeof(json) - 1]))) {
-        http_refuse(server, request, 415, type, "Content-Type must be application/json");
+        http_refuse(request, 415, type, "Content-Type must be application/json");
     } else if (!posts) {
         server->take(server->context, request, path ? path : "", NULL, 0);
     } else {
@@ -222,20 +229,27 @@ static void http_asked(HttpRequest *request, void *context) {
         if (text)
             server->take(server->context, request, path ? path : "", text, bytes);
         else
-            http_refuse(server, request, 503, "server_error", "out of memory for a request; ask again later");
+            http_refuse(request, 503, "server_error", "out of memory for a request; ask again later");
     }
 }
 
 // ---- the server -----------------------------------------------------------------------------------------------------
+static void http_silent(int severity, const char *message) { (void)severity, (void)message; }
 static void http_ticked(evutil_socket_t fd, short what, void *context) { (void)fd, (void)what, (void)context; }
 
 // Listens on `address`, a name or number, and `port`; 0: any free port, which server->port then is. The caller sets
 // take, context, token and most. A failure ends the program.
 static void http_open(HttpServer *server, const char *address, size_t port) {
     const struct timeval tick = {0, (suseconds_t)(HTTP_TICK * 1e6)};
+    const size_t descriptors = HTTP_PEERS + 64; // 64: for all else
     struct sockaddr_storage bound;
+    struct rlimit files;
     socklen_t size = sizeof(bound);
+    if (!getrlimit(RLIMIT_NOFILE, &files) && files.rlim_cur < descriptors)
+        die("--serve needs %zu open files, and the limit is %zu; raise it with ulimit -n", descriptors,
+            (size_t)files.rlim_cur);
     signal(SIGPIPE, SIG_IGN); // a client may leave at any time
+    event_set_log_callback(http_silent);
     snprintf(server->name, sizeof(server->name), "%s", address);
     server->base = event_base_new();
     server->http = server->base ? evhttp_new(server->base) : NULL;
@@ -244,7 +258,6 @@ static void http_open(HttpServer *server, const char *address, size_t port) {
     evhttp_set_allowed_methods(server->http, EVHTTP_REQ_GET | EVHTTP_REQ_POST);
     evhttp_set_max_headers_size(server->http, HTTP_HEADERS);
     evhttp_set_max_body_size(server->http, (ev_ssize_t)server->most);
-    evhttp_set_timeout(server->http, (int)HTTP_PATIENCE);
     evhttp_set_default_content_type(server->http, NULL);
     evhttp_set_bevcb(server->http, http_connected, server);
     evhttp_set_gencb(server->http, http_asked, server);
@@ -261,12 +274,21 @@ static void http_open(HttpServer *server, const char *address, size_t port) {
 
 // Reads and writes what is ready. waits: first until something is ready, at most HTTP_TICK
 static void http_poll(HttpServer *server, int waits) {
+    for (size_t i = 0; i < server->peers; i++) server->peer[i].unread = http_unread(&server->peer[i]);
     event_base_loop(server->base, waits ? EVLOOP_ONCE : EVLOOP_NONBLOCK);
     http_sweep(server);
 }
 
+// Waits until the answers that were given are written, at most HTTP_PATIENCE, and ends.
 static void http_close(HttpServer *server) {
+    const double until = seconds_now() + HTTP_PATIENCE;
+    for (size_t answers = 1; answers && seconds_now() < until;) {
+        http_poll(server, 1);
+        answers = 0;
+        for (size_t i = 0; i < server->peers; i++) answers += (size_t)server->peer[i].answers;
+    }
     evhttp_free(server->http);
+    for (size_t i = 0; i < server->peers; i++) bufferevent_decref(server->peer[i].buffers);
     event_free(server->tick);
     event_base_free(server->base);
     libevent_global_shutdown();

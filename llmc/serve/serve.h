@@ -51,9 +51,8 @@ static void serve_caught(int code, const char *message) {
 }
 
 // Refuses a request; serve_look forgets it.
-static void serve_refuse(Serve *s, Ask *a, int status, const char *message) {
-    if (a->request)
-        http_refuse(&s->http, a->request, status, status < 500 ? "invalid_request_error" : "server_error", message);
+static void serve_refuse(Ask *a, int status, const char *message) {
+    if (a->request) http_refuse(a->request, status, status < 500 ? "invalid_request_error" : "server_error", message);
     a->request = NULL;
 }
 
@@ -75,6 +74,7 @@ static void serve_ready(Serve *s, Ask *a) {
             a->prompt.count, s->capacity);
     a->room = min_size(a->room, s->capacity - a->prompt.count + 1);
     a->begins_in_thought = ask_opens_thought(s->prompt.tokenizer, &a->prompt);
+    a->ids = (int32_t *)checked_malloc(a->room * sizeof(int32_t), "an answer");
     // special tokens that mark reasoning, as in gpt-oss and Gemma 4, are not in the text
     a->parses = a->tools || (*s->render_command && s->prompt.tokenizer->section_bytes[SECTION_THOUGHT_END]);
     a->text = (char *)checked_malloc(a->room * s->token_bytes, "an answer");
@@ -84,24 +84,25 @@ static void serve_ready(Serve *s, Ask *a) {
     a->stage = ASK_READY;
 }
 
-// Reads a request, which serve_caught refuses.
+// Reads a request. Its faults end in serve_caught.
 static void serve_read(Serve *s, Ask *a, const char *text, size_t bytes) {
     Options *own = &s->own;
     ask_read(a, s->run.options, text, bytes, s->capacity);
     own->thinking = a->thinking;
-    if (!*s->render_command || !ask_needs_renderer(a, &s->prompt, own)) {
-        const char *fault = a->tools ? "tools need data/render.py, Python and the model's tokenizer.json; serve with "
-                                       "--render-command 'python3 data/render.py - TOKENIZER'"
-                                     : chat_messages_fault(&s->prompt, own, a->messages);
-        if (fault) die("%s", fault);
-        chat_messages_encode(&s->prompt, own, a->messages, &a->prompt);
-        serve_ready(s, a);
-    }
+    const char *fault = ask_needs_renderer(a, s->prompt.tokenizer)
+                            ? "tools, tool_calls, reasoning_content, reasoning_effort and chat_template_kwargs need "
+                              "data/render.py, Python and the model's tokenizer.json; serve with --render-command "
+                              "'python3 data/render.py - TOKENIZER'"
+                            : chat_messages_fault(&s->prompt, own, a->messages);
+    if (fault && *s->render_command) return; // the renderer writes the prompt, or refuses it, too
+    if (fault) die("%s", fault);
+    chat_messages_encode(&s->prompt, own, a->messages, &a->prompt);
+    serve_ready(s, a);
 }
 
 static void serve_chat(Serve *s, HttpRequest *request, const char *text, size_t bytes) {
     Ask *a = (Ask *)checked_calloc(1, sizeof(Ask), "a request");
-    a->request = request, a->number = ++s->number;
+    a->request = request, a->number = ++s->number, a->created = (long)time(NULL);
     s->ask[s->asks++] = a;
     if (!setjmp(serve_jump)) {
         die_caught = serve_caught;
@@ -109,7 +110,7 @@ static void serve_chat(Serve *s, HttpRequest *request, const char *text, size_t 
         die_caught = NULL;
     } else {
         die_caught = NULL;
-        serve_refuse(s, a, 400, serve_message);
+        serve_refuse(a, 400, serve_message);
         serve_remove(s, s->asks - 1);
     }
 }
@@ -123,9 +124,9 @@ static void serve_take(void *serve, HttpRequest *request, const char *path, cons
     for (size_t i = 0; i < s->slots; i++) writing += s->writing[i] != NULL;
     if (text && !strcmp(path, "/v1/chat/completions")) {
         if (stop_asked())
-            http_refuse(&s->http, request, 503, "server_error", "the server is ending");
+            http_refuse(request, 503, "server_error", "the server is ending");
         else if (s->asks == s->slots + SERVE_WAITING)
-            http_refuse(&s->http, request, 429, "server_error", "too many requests wait already; ask again later");
+            http_refuse(request, 429, "server_error", "too many requests wait already; ask again later");
         else
             serve_chat(s, request, text, bytes);
     } else if (!text && !strcmp(path, "/v1/models")) {
@@ -137,14 +138,14 @@ static void serve_take(void *serve, HttpRequest *request, const char *path, cons
         json_size(&json, "max_model_len", s->capacity);
         json_object_end(&json);
         json_array_end(&json);
-        http_reply(&s->http, request, 200, answer, json_text_end(&json));
+        http_reply(request, 200, answer, json_text_end(&json));
     } else if (!text && !strcmp(path, "/health")) {
         json_text(&json, "status", "ok");
         json_size(&json, "slots", s->slots), json_size(&json, "writing", writing);
         json_size(&json, "waiting", s->asks - writing);
-        http_reply(&s->http, request, 200, answer, json_text_end(&json));
+        http_reply(request, 200, answer, json_text_end(&json));
     } else {
-        http_refuse(&s->http, request, 404, "invalid_request_error",
+        http_refuse(request, 404, "invalid_request_error",
                     "unknown; there are POST /v1/chat/completions, GET /v1/models and GET /health");
     }
 }
@@ -220,7 +221,7 @@ static void serve_answer(Serve *s, Ask *a, const cJSON *message) {
     a->request = NULL;
 }
 
-// Takes the ids of a rendered chat, which serve_caught refuses.
+// Takes the ids of a rendered chat. Their faults end in serve_caught.
 static void serve_take_ids(Serve *s, Ask *a, const cJSON *answer) {
     const cJSON *ids = json_get(answer, "ids"), *error = json_get(answer, "error"), *id;
     uint64_t number;
@@ -239,17 +240,19 @@ static void serve_render_end(Serve *s) {
     const cJSON *message = json_get(answer, "message");
     s->rendering = NULL;
     if (a->stage == ASK_PARSES) {
-        if (!cJSON_IsObject(message)) a->parses = 0; // the answer is its text
-        serve_answer(s, a, cJSON_IsObject(message) ? message : NULL);
+        // without calls the answer is its text, unless special tokens mark its reasoning
+        const int marked = s->prompt.tokenizer->section_bytes[SECTION_THOUGHT_END] && cJSON_IsObject(message);
+        a->parses = marked || cJSON_GetArraySize(json_get(message, "tool_calls"));
+        serve_answer(s, a, a->parses ? message : NULL);
     } else if (s->renderer.failed) {
-        serve_refuse(s, a, 500, s->renderer.message);
+        serve_refuse(a, 500, s->renderer.message);
     } else if (!setjmp(serve_jump)) {
         die_caught = serve_caught;
         serve_take_ids(s, a, answer);
         die_caught = NULL;
     } else {
         die_caught = NULL;
-        serve_refuse(s, a, 400, serve_message);
+        serve_refuse(a, 400, serve_message);
     }
     if (s->renderer.failed) reward_restart(&s->renderer);
     free(s->rendered);
@@ -281,17 +284,21 @@ static void serve_look(Serve *s, int waits) {
     }
 }
 
-// Returns the free slot with the longest beginning of a prompt, else the one that was used least recently.
+// Returns the free slot with the longest beginning of a prompt, if it is at least half of the slot's text: a new chat
+// that shares a system message with a long one must not take its slot. Else returns the slot that was used least
+// recently. *kept: tokens of the prompt that the slot has
 static size_t serve_slot(const Serve *s, const Ask *a, size_t *kept) {
-    size_t best = SIZE_MAX;
+    size_t best = SIZE_MAX, most_begun = 0;
     *kept = 0;
     for (size_t i = 0; i < s->slots; i++) {
         const size_t most = min_size(s->text[i].kept, a->prompt.count);
         size_t common = 0;
         if (s->writing[i]) continue;
         while (common < most && s->ids[i][common] == a->prompt.id[common]) common++;
-        const int better = best == SIZE_MAX || common > *kept || (common == *kept && s->used[i] < s->used[best]);
-        if (better) best = i, *kept = common;
+        const size_t begun = 2 * common >= s->text[i].kept ? common : 0;
+        const int better =
+            best == SIZE_MAX || begun > most_begun || (begun == most_begun && s->used[i] < s->used[best]);
+        if (better) best = i, most_begun = begun, *kept = common;
     }
     return best;
 }
@@ -316,7 +323,7 @@ static size_t serve_next(void *serve, size_t step, int idle) {
         memcpy(s->ids[slot], a->prompt.id, a->prompt.count * sizeof(int32_t));
         text->prompt = s->ids[slot], text->prompt_tokens = a->prompt.count, text->ids = s->ids[slot] + a->prompt.count;
         text->room = a->room, text->seed = a->seed, text->again = 1, text->kept = kept;
-        a->stage = ASK_WRITES, a->ids = text->ids;
+        a->stage = ASK_WRITES;
         s->writing[slot] = a, s->used[slot] = a->number;
         return slot;
     }
@@ -337,10 +344,11 @@ static void serve_logits(void *serve, size_t slot, const Stored *logits) {
 // Takes the token that was drawn last in a slot.
 static void serve_token(Serve *s, size_t slot, int last) {
     Ask *a = s->writing[slot];
-    Completion *text = &s->text[slot];
+    const Completion *text = &s->text[slot];
     if (a->finish || !a->request) return; // a text ends one token after its stop text, or after its client has left
-    if (a->logprobs) answer_scores(&s->answerer, a, a->ids[a->tokens]);
-    ask_token(a, &s->prompt, last && text->ended, last);
+    const int32_t id = text->ids[a->tokens];
+    if (a->logprobs) answer_scores(&s->answerer, a, id);
+    ask_token(a, &s->prompt, id, last && text->ended, last);
     if (a->streams) answer_chunk(&s->answerer, a, NULL);
     if (a->finish && !a->parses) serve_answer(s, a, NULL);
 }
@@ -492,10 +500,12 @@ static int sample_serve(const Options *o) {
     s->http.most = ((size_t)1 << 20) + 32 * s->capacity;
     http_open(&s->http, address, port);
     run_load_weights(&s->run);
-    const Answerer answerer = {
-        &s->http,           &s->prompt, &s->run.model.config,
-        s->run.model.dtype, s->model,   random_bits((uint64_t)(1e6 * seconds_now()), o->seed, (uint64_t)getpid()),
-        (long)time(NULL)};
+    const Answerer answerer = {&s->prompt,
+                               &s->run.model.config,
+                               s->run.model.dtype,
+                               s->model,
+                               random_bits((uint64_t)(1e6 * seconds_now()), o->seed, (uint64_t)getpid()),
+                               (long)time(NULL)};
     s->answerer = answerer;
     size_t ends;
     uint32_t *end_ids = end_ids_from_options(o, s->prompt.tokenizer, s->run.model.config.vocab_size, &ends);
@@ -507,7 +517,6 @@ static int sample_serve(const Options *o) {
     fflush(stdout);
     s->sampler.turns = &turns;
     sampler_batch(&s->sampler, &s->run.streambp, s->text, s->slots, &unused, end_ids, ends);
-    for (int i = 0; i < 10; i++) http_poll(&s->http, 1); // the last answers leave
     http_close(&s->http);
     serve_free(s);
     free(end_ids);

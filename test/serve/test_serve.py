@@ -22,12 +22,15 @@ FOLDER = os.path.join(WORK, "model")
 SIZE = "qwen3,hidden_size=32,intermediate_size=48,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,vocab_size=512"
 CONTEXT, NEW = 200, 12
 RENDERER = r'''
-import json, sys
+import json, sys, time
 for line in sys.stdin:
     asked = json.loads(line)
-    if "said" in asked:
+    if "said" in asked and len(asked["said"]) == 1:
+        print(json.dumps({"message": {"role": "assistant", "content": "no calls"}}), flush=True)
+    elif "said" in asked:
         assert asked["turn"] > 0 and len(asked["said"]) > 0
-        print(json.dumps({"message": {"role": "assistant", "content": "", "raw": "x", "tool_calls": [{"type": "function", "id": "00010000",
+        time.sleep(0.2)
+        print(json.dumps({"message": {"role": "assistant", "content": "two words", "raw": "x", "tool_calls": [{"type": "function", "id": "00010000",
               "function": {"name": "add", "arguments": {"a": 1, "b": [2.5, "\u00e9"]}}}]}}), flush=True)
     elif asked["row"].get("tools") == [{"type": "hang"}]:
         sys.exit(3)
@@ -41,7 +44,7 @@ for line in sys.stdin:
 class Server:
     def __init__(self, *more):
         words = [TRAIN, "sample", "--model", FOLDER, "--serve", "0", "--max-context", str(CONTEXT), "--max-new-tokens", str(NEW), "--slots", "4", *more]
-        environment = {**os.environ, "ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", "") + ":quarantine_size_mb=4"}
+        environment = {**os.environ, "ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", "") + ":quarantine_size_mb=4:max_free_fill_size=4096"}  # libevent is not sanitized
         self.process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=open(os.path.join(WORK, "serve.err"), "w"), text=True, env=environment)
         line = self.process.stdout.readline()
         check("the server says where it listens", "http://127.0.0.1:" in line, open(os.path.join(WORK, "serve.err")).read()[-400:])
@@ -172,9 +175,11 @@ check("a chat with a tool's answer is rendered", isinstance(found, dict) and fou
 for what, status, more in (
         ("n must be 1", 400, {"n": 2}), ("is not known here", 400, {"min_p": 0.1}), ("temperature must be a number", 400, {"temperature": -1}),
         ("penalty must be 0", 400, {"presence_penalty": 1}), ("stop must be", 400, {"stop": [""]}), ("stop must be", 400, {"stop": list("abcde")}),
-        ("logit_bias must be empty", 400, {"logit_bias": {"1": 5}}), ("response_format must be", 400, {"response_format": {"type": "json_object"}}),
+        ("logit_bias must be", 400, {"logit_bias": {"1": 5}}), ("response_format must be", 400, {"response_format": {"type": "json_object"}}),
         ("top_logprobs needs", 400, {"top_logprobs": 3}), ("max_tokens must be a whole number", 400, {"max_tokens": 1.5}),
-        ("tool_choice must be", 400, {"tool_choice": "required"}), ("tools must be a list", 400, {"tools": "x"})):
+        ("tool_choice must be", 400, {"tool_choice": "required"}), ("tools must be a list", 400, {"tools": "x"}),
+        ("logit_bias must be", 400, {"logit_bias": 5}), ("response_format must be", 400, {"response_format": "json_object"}),
+        ("65536 JSON values", 400, {"metadata": [0] * 70000})):
     found = server.chat(chats[0], **more)
     check(f"refused: {what}", found[0] == status and what in found[1], found)
 for what, messages in (("at least one message", []), ("at least one message", "x"), ("object with a role", [1]), ("object with a role", [{}]),
@@ -193,6 +198,12 @@ for status, method, path, body, headers in (
     except OSError:  # an oversized request may find its connection closed
         found = 413
     check(f"{method} {path} {headers}: {status}", found == status, found)
+body = json.dumps({"messages": chats[0], "stream": True}).encode()
+with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+    connection.sendall(b"POST /v1/chat/completions HTTP/1.0\r\nHost: localhost\r\nConnection: keep-alive\r\nContent-Type: application/json\r\n"
+                       b"Content-Length: %d\r\n\r\n" % len(body) + body)
+    found = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+check("a stream of HTTP/1.0 ends with its connection", b"Content-Length" not in found and found.endswith(b"data: [DONE]\n\n"), found)
 status = server.send("OPTIONS", "/v1/chat/completions", None, {"Origin": "http://evil.example", "Access-Control-Request-Method": "POST"})[0]
 check("no other origin is allowed", status >= 400, status)
 
@@ -256,6 +267,11 @@ grown = server.memory() - before
 check("memory does not grow with bad requests", grown < 48 << 10, f"{grown} KiB")
 for connection in slow:
     connection.close()
+with concurrent.futures.ThreadPoolExecutor(1) as pool:
+    written = pool.submit(server.stream, chats[0], max_tokens=150)
+    while not written.done():  # clients that come and leave between two tokens
+        raw(b"")
+    check("a stream goes on while others leave", written.result()[-1]["choices"][0]["finish_reason"] in ("length", "stop"))
 chunks = socket.create_connection(("127.0.0.1", server.port))
 body = json.dumps({"messages": chats[0], "stream": True, "max_tokens": 150, "temperature": 1}).encode()
 chunks.sendall(head(len(body)) + body)
@@ -301,14 +317,33 @@ check("with the token", server.send("GET", "/health", None, bearer)[0] == 200)
 ask = lambda **more: server.send("POST", "/v1/chat/completions", json.dumps({"messages": chats[0], **more}), bearer)
 CALL = {"name": "add", "arguments": '{"a":1,"b":[2.5,"\u00e9"]}'}
 found = json.loads(ask(tools=[{"type": "function"}])[1])["choices"][0]
-check("calls", found["finish_reason"] == "tool_calls" and found["message"]["tool_calls"][0]["function"] == CALL and found["message"]["content"] is None, found)
+check("calls", found["finish_reason"] == "tool_calls" and found["message"]["tool_calls"][0]["function"] == CALL and found["message"]["content"] == "two words", found)
+for stop, wants in (" words", "two"), ("two", None):
+    found = json.loads(ask(tools=[{"type": "function"}], stop=["never", stop])[1])["choices"][0]["message"]
+    check("a stop text before calls", found["content"] == wants and found["tool_calls"][0]["function"] == CALL, found)
 events = [json.loads(e[6:]) for e in ask(tools=[{"type": "function"}], stream=True)[1].decode().split("\n\n") if e[:7] == "data: {"]
 check("calls in a stream", events[-1]["choices"][0]["finish_reason"] == "tool_calls" and
       events[-1]["choices"][0]["delta"]["tool_calls"][0]["function"] == CALL and not any("content" in e["choices"][0]["delta"] for e in events[:-1]), events)
+answer = lambda **more: json.loads(ask(temperature=0, return_token_ids=True, **more)[1])["choices"][0]
+found = answer(tools=[{"type": "function"}], max_tokens=1)
+check("a text without calls is its own content", found["message"]["content"] != "no calls" and found["finish_reason"] == "length", found)
+alone = answer(tools=[{"type": "function"}])["token_ids"]
+with concurrent.futures.ThreadPoolExecutor(9) as pool:  # others take its slot while the renderer reads it
+    found = pool.submit(answer, tools=[{"type": "function"}])
+    others = [pool.submit(ask, max_tokens=12, temperature=1) for _ in range(8)]
+    check("calls keep the ids of their text", found.result()["token_ids"] == alone and all(one.result()[0] == 200 for one in others), alone)
 status, text = ask(tools=[{"type": "wrong"}])
 check("a chat that cannot be rendered", status == 400 and b"no such tool" in text, text)
 status, text = ask(tools=[{"type": "hang"}])
 check("a renderer that dies", status == 500 and b"exit code 3" in text, text)
 check("is started again", ask(tools=[{"type": "function"}])[0] == 200)
 server.end(signal.SIGINT)
+
+# ---- without a renderer --------------------------------------------------------------------------------------------------------
+server = Server("--render-command", "none")
+for more in ({"reasoning_effort": "low"}, {"chat_template_kwargs": {"x": 1}}, {"tools": [{}]}):
+    found = server.chat(chats[0], **more)
+    check(f"refused without a renderer: {more}", found[0] == 400 and "need data/render.py" in found[1], found)
+check("a plain chat is answered", content(server.chat(chats[0], temperature=0)) == wanted[0]["text"])
+server.end()
 close()
