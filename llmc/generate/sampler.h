@@ -134,7 +134,8 @@ typedef struct {
     uint16_t *route;     // [all but the last token,layers with experts,k] experts of the tokens; NULL: not recorded
     int again;           // 1: a later turn of the text, whose prompt no other text has
     size_t kept;         // leading tokens that the slot in which the text was last still has; set by the sampler, may
-                         // be lowered between turns; 0: the text has no slot
+                         // be lowered between turns; 0: the text has no slot. In a turn: those that were not run again
+    size_t like, shared; // with `again`: text `like` has the first `shared` tokens of the prompt in its slot, too
 } Completion;
 
 // Decides which text opens next; NULL: all texts, in order, one turn each
@@ -224,27 +225,35 @@ static size_t slot_with(const SamplerBatch *sampler, size_t slot, const int32_t 
     return SIZE_MAX;
 }
 
-// Keeps what is left of a text in its slot. Returns the tokens to append after it. A slot that cannot be truncated is
-// cleared.
-static Append slot_continue(SamplerBatch *sampler, StreamBP *s, size_t slot, const Completion *text) {
+// Keeps what is left of a text in its slot, or copies more of it from the slot of text->like. Returns the tokens to
+// append after it. A slot that cannot be truncated is cleared.
+static Append slot_continue(SamplerBatch *sampler, StreamBP *s, size_t slot, Completion *text) {
     Cache *cache = &sampler->cache;
     sampler->prompt[slot] = NULL;
     if (cache->route) cache->route[slot] = text->route;
     const int truncates = !layers_with_state(&s->model->config) && cache_keeps_all(cache, s);
-    size_t kept = min_size(min_size(text->kept, text->prompt_tokens - 1), cache->used[slot]);
+    const size_t most = text->prompt_tokens - 1;
+    size_t kept = min_size(min_size(text->kept, most), cache->used[slot]);
     if (kept < cache->used[slot] && !truncates) kept = 0;
     if (kept)
         cache->used[slot] = kept;
     else
         cache_clear(cache, s, slot);
-    const Append append = {slot, text->prompt + kept, text->prompt_tokens - 1 - kept};
+    for (size_t b = 0; b < cache->slots && truncates && text->shared; b++) {
+        const size_t shared = min_size(min_size(text->shared, most), cache->used[b]);
+        if (sampler->text[b] != text->like || b == slot || shared <= kept) continue;
+        cache_copy(cache, s, b, b, slot, shared);
+        kept = shared;
+    }
+    text->kept = kept;
+    const Append append = {slot, text->prompt + kept, most - kept};
     return append;
 }
 
 // Fills opened[count] with the prompts of their texts. A slot whose text takes its next turn keeps what it has. Another
 // prompt that some slot has is copied; all other prompts run through the model together, each once. Layers of linear
 // attention keep only the state after the prompt that ran last.
-static void slots_fill(SamplerBatch *sampler, StreamBP *s, const Completion *texts, size_t count) {
+static void slots_fill(SamplerBatch *sampler, StreamBP *s, Completion *texts, size_t count) {
     Cache *cache = &sampler->cache;
     const int linear = layers_with_state(&s->model->config) > 0, keeps = cache_keeps_all(cache, s);
     const size_t none = SIZE_MAX;

@@ -58,8 +58,10 @@ typedef struct {
     double *uniform; // [slots] uniform numbers of the draws, on the device
     Span *copied;    // [slots] span on the device
     // Experts, on the host; NULL: routes are not recorded
-    uint16_t **route; // [slots] routes of a slot's tokens, [capacity,layers with experts,k], or NULL
-    uint16_t *fed;    // [layers with experts,n,k] routes of a pass
+    uint16_t **route;               // [slots] routes of a slot's tokens, [capacity,layers with experts,k], or NULL
+    uint16_t *fed;                  // [layers with experts,n,k] routes of a pass
+    void (*between)(void *context); // called after each pass of cache_append; NULL: not called
+    void *context;
 } Cache;
 
 // Returns the tokens of the longest pass.
@@ -294,6 +296,7 @@ static void cache_append(Cache *cache, StreamBP *s, const Append *append, size_t
         cache->texts = cache->spans.count;
         cache_pass(cache, s, n);
         cache->last.row = n - 1, cache->last.n = cache->texts = 1;
+        if (cache->between) cache->between(cache->context);
     }
 }
 

@@ -98,6 +98,9 @@ static void answer_usage(JsonOut *json, const Ask *a) {
     json_object(json, "usage");
     json_size(json, "prompt_tokens", a->prompt.count), json_size(json, "completion_tokens", a->tokens);
     json_size(json, "total_tokens", a->prompt.count + a->tokens);
+    json_object(json, "prompt_tokens_details");
+    json_size(json, "cached_tokens", a->cached);
+    json_object_end(json);
     json_object_end(json);
 }
 

@@ -3,7 +3,6 @@ A request for a chat completion, in OpenAI's form, and how its answer grows. Key
 that is not built are refused by name; keys for accounts and bills are ignored.
 
     ask_read      reads the request; a fault ends it (die_caught)
-    ask_encode    appends the prompt's ids by the tokenizer file; 0: only the renderer knows this chat
     ask_token     adds a drawn token
     ask_parts     cuts the text so far into reasoning and content
 
@@ -46,6 +45,7 @@ typedef struct {
     // its answer
     int32_t *ids;        // [room] drawn tokens, of which there are `tokens`
     size_t tokens, told; // told: tokens whose ids and log-probabilities were given
+    size_t cached;       // tokens of the prompt that the slot had
     TextOut out;
     char *text;                          // [out.bytes] text of the tokens
     size_t bytes;                        // bytes before a stop text

@@ -3,8 +3,9 @@
 sampler it reads requests and writes answers, and sleeps if there are none.
 
 A request is rendered to ids, by the tokenizer file or by the renderer (data/render.py), waits for a slot, and is
-written with other requests in the sampler's batch (SamplerTurns). If a free slot has the beginning of its prompt, from
-an earlier turn of the chat, only the rest runs through the model. A client that leaves frees its slot.
+written with other requests in the sampler's batch (SamplerTurns). If a slot has the beginning of its prompt, from an
+earlier turn of the chat or from a chat with the same system message, only the rest runs through the model. A client
+that leaves frees its slot.
 */
 #ifndef LLMC_SERVE_H
 #define LLMC_SERVE_H
@@ -15,6 +16,7 @@ an earlier turn of the chat, only the rest runs through the model. A client that
 
 #define SERVE_SLOTS   ((size_t)8)  // texts written at once, unless --slots says
 #define SERVE_WAITING ((size_t)64) // most requests that wait for a slot
+#define SERVE_TAIL    ((size_t)8)  // tokens at a prompt's end that templates write otherwise before a next turn
 #define SERVE_RENDER  60.0         // seconds that the renderer has for a chat
 
 typedef struct {
@@ -284,22 +286,23 @@ static void serve_look(Serve *s, int waits) {
     }
 }
 
-// Returns the free slot with the longest beginning of a prompt, if it is at least half of the slot's text: a new chat
-// that shares a system message with a long one must not take its slot. Else returns the slot that was used least
-// recently. *kept: tokens of the prompt that the slot has
-static size_t serve_slot(const Serve *s, const Ask *a, size_t *kept) {
-    size_t best = SIZE_MAX, most_begun = 0;
-    *kept = 0;
+// Chooses the slot of a request: the free slot whose chat it continues, else the one that was used least recently.
+// Sets `kept` of its text, the tokens that the slot has, and `like` and `shared`, a slot that has most of them.
+static size_t serve_slot(Serve *s, const Ask *a) {
+    size_t best = SIZE_MAX, continued = 0, like = 0, shared = 0, kept = 0;
     for (size_t i = 0; i < s->slots; i++) {
-        const size_t most = min_size(s->text[i].kept, a->prompt.count);
+        const Completion *text = &s->text[i];
+        const size_t begun = text->prompt_tokens, has = s->writing[i] ? begun + text->tokens : text->kept;
         size_t common = 0;
+        while (common < min_size(has, a->prompt.count) && s->ids[i][common] == a->prompt.id[common]) common++;
+        if (common > shared) shared = common, like = i;
         if (s->writing[i]) continue;
-        while (common < most && s->ids[i][common] == a->prompt.id[common]) common++;
-        const size_t begun = 2 * common >= s->text[i].kept ? common : 0;
+        const size_t continues = common + SERVE_TAIL >= begun ? common : 0; // else it only begins alike
         const int better =
-            best == SIZE_MAX || begun > most_begun || (begun == most_begun && s->used[i] < s->used[best]);
-        if (better) best = i, most_begun = begun, *kept = common;
+            best == SIZE_MAX || continues > continued || (continues == continued && s->used[i] < s->used[best]);
+        if (better) best = i, continued = continues, kept = common;
     }
+    s->text[best].kept = kept, s->text[best].like = like, s->text[best].shared = shared;
     return best;
 }
 
@@ -310,7 +313,6 @@ static size_t serve_next(void *serve, size_t step, int idle) {
     (void)step;
     for (;;) {
         Ask *a = NULL;
-        size_t kept;
         for (size_t i = 0; i < s->asks && !a; i++)
             if (s->ask[i]->stage == ASK_READY && s->ask[i]->request) a = s->ask[i];
         if (!a && (!idle || (stop_asked() && !s->asks))) return SIZE_MAX;
@@ -318,16 +320,19 @@ static size_t serve_next(void *serve, size_t step, int idle) {
             serve_look(s, 1);
             continue;
         }
-        const size_t slot = serve_slot(s, a, &kept);
+        const size_t slot = serve_slot(s, a);
         Completion *text = &s->text[slot];
         memcpy(s->ids[slot], a->prompt.id, a->prompt.count * sizeof(int32_t));
         text->prompt = s->ids[slot], text->prompt_tokens = a->prompt.count, text->ids = s->ids[slot] + a->prompt.count;
-        text->room = a->room, text->seed = a->seed, text->again = 1, text->kept = kept;
+        text->room = a->room, text->seed = a->seed, text->again = 1;
         a->stage = ASK_WRITES;
         s->writing[slot] = a, s->used[slot] = a->number;
         return slot;
     }
 }
+
+// Reads and writes between the passes of long prompts (Cache.between).
+static void serve_between(void *serve) { serve_look((Serve *)serve, 0); }
 
 static const SamplingSettings *serve_settings(void *serve, size_t slot) {
     return &((Serve *)serve)->writing[slot]->sampling;
@@ -347,6 +352,7 @@ static void serve_token(Serve *s, size_t slot, int last) {
     const Completion *text = &s->text[slot];
     if (a->finish || !a->request) return; // a text ends one token after its stop text, or after its client has left
     const int32_t id = text->ids[a->tokens];
+    if (!a->tokens) a->cached = text->kept;
     if (a->logprobs) answer_scores(&s->answerer, a, id);
     ask_token(a, &s->prompt, id, last && text->ended, last);
     if (a->streams) answer_chunk(&s->answerer, a, NULL);
@@ -516,6 +522,7 @@ static int sample_serve(const Options *o) {
            s->slots > 1 ? "s" : "", s->capacity);
     fflush(stdout);
     s->sampler.turns = &turns;
+    s->sampler.cache.between = serve_between, s->sampler.cache.context = s;
     sampler_batch(&s->sampler, &s->run.streambp, s->text, s->slots, &unused, end_ids, ends);
     http_close(&s->http);
     serve_free(s);

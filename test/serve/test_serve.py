@@ -133,13 +133,14 @@ with concurrent.futures.ThreadPoolExecutor(8) as pool:
     check("and their ids", [one["choices"][0]["token_ids"] for one in found] == [one["ids"] for one in wanted])
     check("and their prompts'", [one["prompt_token_ids"] for one in found] == [one["prompt_ids"] for one in wanted])
     check("tokens are counted", all(one["usage"] == {"prompt_tokens": len(w["prompt_ids"]), "completion_tokens": len(w["ids"]),
-                                                     "total_tokens": len(w["prompt_ids"]) + len(w["ids"])} for one, w in zip(found, wanted)))
+                                                     "total_tokens": len(w["prompt_ids"]) + len(w["ids"]), "prompt_tokens_details":
+                                                     one["usage"]["prompt_tokens_details"]} for one, w in zip(found, wanted)))
     check("why they end", all(one["choices"][0]["finish_reason"] == {"eos": "stop"}.get(w["stop"], w["stop"]) for one, w in zip(found, wanted)))
     streams = list(pool.map(lambda chat: server.stream(chat, temperature=0, return_token_ids=True, stream_options={"include_usage": True}), chats[:16]))
     for chunks, whole in zip(streams, found):
         deltas = [chunk["choices"][0] for chunk in chunks if chunk["choices"]]
         check("a stream's parts are the whole", "".join(d["delta"].get("content", "") for d in deltas) == content(whole) and
-              sum((d["token_ids"] for d in deltas), []) == whole["choices"][0]["token_ids"] and chunks[-1]["usage"] == whole["usage"] and
+              sum((d["token_ids"] for d in deltas), []) == whole["choices"][0]["token_ids"] and chunks[-1]["usage"]["total_tokens"] == whole["usage"]["total_tokens"] and
               deltas[-1]["finish_reason"] == whole["choices"][0]["finish_reason"] and deltas[0]["delta"]["role"] == "assistant", chunks)
 for seed in (3, 4):
     drawn = prompts(chats[:1], "--seed", seed, "--temperature", 0.8, "--top-p", 0.9, "--top-k", 50)[0]["text"]
@@ -164,6 +165,13 @@ for stop in (text[3:5], text[:1], "never there"):
 
 turns = [{"role": "system", "content": "Be kind"}, *chats[3], {"role": "assistant", "content": "Hello."}, *chats[4]]
 check("later turns", content(server.chat(turns, temperature=0)) == prompts([turns], "--temperature", 0)[0]["text"])
+system, reused = [{"role": "system", "content": "Be kind and brief, and answer in one word."}], []
+for number in (7, 8, 7, 8, 7, 8):  # two chats by turns, which share a system message
+    chat = system + sum(([*user(f"chat {number}, a question {turn}"), {"role": "assistant", "content": "Yes."}] for turn in range(len(reused) // 2 + 1)), [])[:-1]
+    found = server.chat(chat, temperature=0, max_tokens=3)
+    reused.append((found["usage"]["prompt_tokens"], found["usage"]["prompt_tokens_details"]["cached_tokens"]))
+    check("turns by turns", content(found) == prompts([chat], "--temperature", 0, "--max-new-tokens", 3)[0]["text"])
+check("a turn reads what is new alone", all(cached >= before - 1 for (before, _), (_, cached) in zip(reused, reused[2:])), reused)
 listed = [{"role": "user", "content": [{"type": "text", "text": part} for part in (chats[3][0]["content"], " b")]}]
 check("content in parts", content(server.chat(listed, temperature=0)) == prompts([user(chats[3][0]["content"] + " b")], "--temperature", 0)[0]["text"])
 tool = [*chats[3], {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{\"x\": 1}"}}]},
