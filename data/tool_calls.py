@@ -60,8 +60,9 @@ def python_calls(text):
         if any(one.args or any(value.arg is None for value in one.keywords) for one in found):
             raise ValueError
         values = [{value.arg: value_of(ast.get_source_segment(text, value.value), ast.literal_eval) for value in one.keywords} for one in found]
+        json.dumps(values)  # refuses sets, bytes and complex numbers
         return [call({"name": one.func.id, "arguments": arguments}) for one, arguments in zip(found, values)]
-    except (SyntaxError, AttributeError, MemoryError):
+    except (SyntaxError, AttributeError, MemoryError, TypeError):
         raise ValueError from None
 
 

@@ -240,7 +240,11 @@ static const char *rendering_take(Rollout *r, size_t i, const char *text) {
     int good =
         message || (cJSON_IsArray(ids) && json_whole_number(json_get(object, "keep"), &kept) && kept <= t->tokens);
     snprintf(fault, sizeof(fault), "%.300s", cJSON_IsString(error) ? error->valuestring : "no rendering");
-    cJSON_ArrayForEach(id, ids) good &= json_whole_number(id, &number) && number < r->vocabulary;
+    cJSON_ArrayForEach(id, ids) {
+        if (json_whole_number(id, &number) && number < r->vocabulary) continue;
+        snprintf(fault, sizeof(fault), "an id that is not below the model's %zu", r->vocabulary);
+        good = 0;
+    }
     if (message) {
         members_append(&t->messages, message, strlen(message));
         free(message);

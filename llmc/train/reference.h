@@ -290,7 +290,7 @@ static Options live_options(const Options *student, size_t ids) {
     o.keep.word = KEEP_NONE, o.keep.layers = 0, o.keep_on.word = PLACE_AUTO, o.keep_on.layers = 0;
     o.router_aux_loss = NAN, o.router_z_loss = o.router_bias_update = 0;
     o.share_prefixes = SHARE_PREFIXES_OFF, o.given[option_find("keep-chunks")] = 0;
-    o.top_k = student->distill_loss == DISTILL_FORWARD ? student->teacher_top_k : 0, o.vocabulary = ids;
+    o.top_k = student->distill_loss == DISTILL_FORWARD ? min_size(student->teacher_top_k, ids) : 0, o.vocabulary = ids;
     return o;
 }
 

@@ -131,7 +131,7 @@ static void rollout_count_failures(Rollout *r, size_t step, const Reward *failed
     size_t first;
     dist_sum(RANKS_ALL, sums, 3);
     const int rewarded = sums[1] < (double)prompts;
-    r->rewarded |= rewarded, r->failures = rewarded ? 0 : r->failures + 1;
+    r->failures = rewarded ? 0 : r->failures + 1;
     if (sums[0] == 0 && sums[1] == 0) return;
     if (failed) memcpy(message, failed->message, sizeof(message));
     dist_smallest(failed ? 0 : 1, &first);
@@ -140,10 +140,10 @@ static void rollout_count_failures(Rollout *r, size_t step, const Reward *failed
         snprintf(message, sizeof(message), "%s",
                  r->settings.environment.command ? "the environment gave no reward" : "reward commands answered null");
     if (dist_ranks() > 1 && sums[0] > 0) snprintf(whose, sizeof(whose), "rank %zu on %s: ", first, dist_host(first));
-    if (!rewarded && !r->rewarded && sums[2] == 0)
+    if (!rewarded && step == 1 && sums[2] == 0)
         die("step %zu: %s%s; no completion got a reward in the first step; try the command by hand on a line of JSON",
             step, whose, message);
-    if (!rewarded && !r->rewarded)
+    if (!rewarded && step == 1)
         die("step %zu: %s%s; %.0f of %zu completions got a reward in the first step, but no group got one for all of "
             "its %zu; answer each line with a number",
             step, whose, message, sums[2], prompts * r->settings.group_size, r->settings.group_size);

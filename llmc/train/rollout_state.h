@@ -16,7 +16,7 @@ memory.
 #define RANDOM_STREAM_ROLLOUT 0x726f6c6c6f7574ull // stream of random.h for the order of prompts, by epoch ("rollout")
 #define ROLLOUT_AROUND        128                 // most bytes around a field of a line
 #define REWARD_NAME           40
-#define ROLLOUT_FAILURES      10 // consecutive steps without rewards that end a run; before any reward one step does
+#define ROLLOUT_FAILURES      10 // consecutive steps without rewards that end a run; step 1 alone does
 
 typedef struct {
     size_t prompts, group_size; // P: prompts of this replica; G
@@ -104,7 +104,6 @@ typedef struct {
     int asks;
     WaitingPart part;
     size_t failures; // consecutive steps without rewards
-    int rewarded;    // 1: a step of this process had a reward
     // with an environment
     Agents agents;
     size_t vocabulary;

@@ -183,7 +183,7 @@ CALLS = (  # a template's mark, a text, the text without calls, the calls; None:
      ("a", [("f", {"x": "b, c", "y": {"d": True}, "z": [1, 2], "w": True}), ("g", {})])),
     ("<|tool_call_start|>", "<|tool_call_start|>[f(x=open('y'))]<|tool_call_end|>", None),
     ("<|tool_call_start|>", "<|tool_call_start|>[f(1)]<|tool_call_end|>", None),
-    ("<|tool_call_start|>", "<|tool_call_start|>[f(x=1e999)]<|tool_call_end|>", None),
+    *(("<|tool_call_start|>", f"<|tool_call_start|>[f(x={value})]<|tool_call_end|>", None) for value in ("1e999", "{1, 2}", "b''", "1j", "{[]: 1}")),
     *(("<tool_call>", '<tool_call>{"name": "f", "arguments": {"x": ' + value + "}}</tool_call>", None)
       for value in ("NaN", "-Infinity", '"\\u0000"', '"\\ud800"', "[" * 200 + "]" * 200)),
     ("<tool_call>", "<tool_call>f<arg_key>x</arg_key><arg_value>NaN</arg_value></tool_call>", None),

@@ -634,8 +634,7 @@ static void skip_failures(const void *how) {
     settings.stop = 0;
     const int later = !strcmp(how, "fails later");
     Rolling *r = rolling_open(settings, later ? "fails" : (const char *)how, "bytes");
-    r->rollout.rewarded = later; // in an earlier step
-    for (size_t number = 1; number <= 12; number++) {
+    for (size_t number = later ? 2 : 1; number <= 12; number++) { // later: of a resumed run
         size_t sequences = step(r, number), known = strcmp(how, "dies") ? 0 : 10 / G * G;
         expect_sequences(r, sequences, known, r->rollout.settings.sequence_tokens);
         if (metric(&r->rollout, "left_out") != (double)(P - known / G) / P) exit(4);
@@ -664,7 +663,7 @@ TEST(failures) {
                    "group got one for all of its 4; answer each line with a number");
     child = run_child(skip_failures, "fails later");
     if (child->code != EXIT_RUNTIME ||
-        !strstr(child->err, "step 10: the reward command ended after 0 of 12 answers, "
+        !strstr(child->err, "step 11: the reward command ended after 0 of 12 answers, "
                             "with exit code 8; no group got a reward for each completion in 10 steps"))
         test_fail("exit code %d: %s", child->code, child->err);
     expect_refused(stop_at_failure, "dies", EXIT_RUNTIME,
