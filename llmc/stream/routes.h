@@ -146,7 +146,7 @@ static void routes_count_differing(const Batch *texts, size_t layer, size_t row,
 }
 
 // Adds the share of chosen experts that differ from the batch's routes (of the pass that wrote its text). Collective
-// among ranks that share the sequence.
+// among ranks that share the sequence. metrics: NULL on ranks that count none
 static void routes_compare(const StreamBP *s, Metrics *metrics) {
     enum { MOST = 8192 };
     uint16_t chosen[MOST];
@@ -162,16 +162,18 @@ static void routes_compare(const StreamBP *s, Metrics *metrics) {
         routes_count_differing(s->now.texts, layer, own.begin + done, n, chosen, sums);
     }
     dist_sum(RANKS_SEQUENCE, sums, 2);
-    metric_add(metrics, "router_differs", sums[0], sums[1]);
+    if (metrics) metric_add(metrics, "router_differs", sums[0], sums[1]);
 }
 
-// Adds metrics of the last sequence's routes: the use of experts and the losses.
+// Adds metrics of the last sequence's routes: the use of experts and the losses. Collective among ranks that share the
+// sequence. metrics: NULL on ranks that count none
 static void routes_metrics(const StreamBP *s, Metrics *metrics) {
     const size_t layers = expert_layers(s), E = shapes_of(s->model).router.E;
     const Routes *r = &s->routes;
     double busiest = 0, unused = 0, rows = 0;
-    if (!layers || !metrics || s->now.texts->empty || s->now.pass == PASS_FORWARD_ONLY) return;
+    if (!layers || s->now.texts->empty || s->now.pass == PASS_FORWARD_ONLY) return;
     routes_compare(s, metrics);
+    if (!metrics) return;
     for (size_t l = 0; l < layers; l++) {
         double most = 0, all = 0;
         for (size_t e = 0; e < E; e++) {

@@ -51,7 +51,7 @@ static size_t decode_spaces(char *name, size_t length) {
     unsigned byte;
     char end;
     size_t bytes = 0;
-    if (length == 6 && sscanf(name, "<0x%2X%c", &byte, &end) == 2 && end == '>') {
+    if (length == 6 && *name == '<' && sscanf(name, "<0x%2X%c", &byte, &end) == 2 && end == '>') {
         name[0] = (char)byte;
         return 1;
     }

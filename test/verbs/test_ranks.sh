@@ -273,6 +273,10 @@ for way in forward reverse; do
     trained_together 2 --sp 2
     trained_together 2 --zero 3 --teacher-on host
 done
+# They count together whose experts differ from those that wrote the texts.
+trained texts-experts --init "$(echo $TINY | sed s/llama/qwen3_moe/),num_experts=6,num_experts_per_tok=2,moe_intermediate_size=16" \
+    $(echo "$common" | sed 's/.*\(--data\)/\1/')
+trained_together 2 --sp 2
 common="--init $TINY --data $WORK/prompts.bin --rollout --seq-len 32 --batch 5 --max-new-tokens 4 --lr 1e-3 --schedule constant
     --objective grpo --group-size 4 --seed 5 --steps 6"
 one=$(echo "$common" | sed 's/--batch 5/--batch 2/; s/--seq-len 32/--seq-len 64/')
