@@ -48,11 +48,16 @@ static void plan_teacher(TeacherPlan *t, Run *run, const DataLoader *data, const
 // Plans the teacher as a run places it. Refuses a teacher that does not fit. The student keeps what *bounds is then.
 static void plan_teacher_first(TeacherPlans *t, Run *run, const DataLoader *data, WayBounds *bounds) {
     plan_teacher(&t->chosen, run, data, bounds, run->options->teacher_on);
-    char bytes[96];
-    if (!t->chosen.way.fits)
+    const WayToTrain *way = &t->chosen.way;
+    WayToTrain has = *way; // its bytes: the limits of the places that the teacher takes
+    char bytes[2][96];
+    const Limits limits = run_search(&t->chosen.live->run, bounds->limit).limits;
+    for (int place = PLACE_DEVICE; place < PLACES; place++)
+        has.bytes[place] = way->bytes[place] && limits.bytes[place] < SIZE_MAX ? limits.bytes[place] : 0;
+    if (!way->fits)
         die("--teacher %s: does not fit: needs %s; the device has %s; give --teacher-base nf4, another --teacher-on, a "
             "larger --machine, or a shorter --seq-len",
-            run->options->teacher, way_bytes(&t->chosen.way, bytes), human_bytes((double)bounds->limit));
+            run->options->teacher, way_bytes(way, bytes[0]), way_bytes(&has, bytes[1]));
     *bounds = t->chosen.left;
 }
 
@@ -68,7 +73,7 @@ static int plan_both_fit(const TeacherPlan *t) { return t->way.fits && t->studen
 // place, and takes the place with the shortest step, as --teacher-on.
 static void plan_teachers(TeacherPlans *t, Run *run, Options *o, const DataLoader *data, WayBounds *bounds) {
     const WayBounds open = *bounds; // before any teacher
-    const int compares = option_given(o, "machine") && o->teacher_on == PLACE_AUTO && !bounds->no_estimate;
+    const int compares = option_given(o, "machine") && o->teacher_on == PLACE_AUTO;
     plan_teacher_first(t, run, data, bounds);
     if (!compares) return;
     const unsigned places = run_search(run->live, open.limit).places[PLACED_WEIGHTS];

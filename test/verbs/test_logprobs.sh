@@ -202,6 +202,7 @@ check 'a token of a file has 12 + 8 k bytes' [ "$(of_teacher file_bytes_per_toke
 succeeds $card --teacher qwen3-4b
 check 'two other places' [ "$(grep -o '"step_seconds": [0-9]' "$WORK/out" | wc -l)" = 2 ]
 refuses 1 'qwen3-32b: does not fit: needs [0-9.]* GiB; the device has [0-9.]* GiB; give --teacher-base nf4' $card --teacher qwen3-32b --teacher-base none --grad-accum 1 --machine 4090,host=0
+refuses 1 'does not fit: needs [0-9.]* GiB, host [0-9.]* GiB; the device has [0-9.]* GiB, host 8.00 GiB; give' $card --teacher qwen3-32b --teacher-on host --machine 4090,host=8GiB
 refuses 2 '--teacher: plans a student.s training' plan --teacher qwen3-4b --objective distill --machine h100
 
 # Texts that the student writes: it comes nearer by both losses, also one text a prompt; a run in two parts is one run.
