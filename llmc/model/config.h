@@ -551,4 +551,10 @@ static int config_has_no_rope(const Config *c) {
     return !strcmp(c->family->layer_types, "ln") && strchr(c->layer_types, 'n');
 }
 
+// Tells whether --rope-scaling can scale the positions.
+static int config_can_scale(const Config *c) {
+    const int own = c->kv_lora_rank && family_has_key(c->family, "llama_4_scaling_beta"); // YaRN of its own
+    return !c->family->learned_positions && !c->family->plain_rope && !own && !config_has_no_rope(c);
+}
+
 #endif

@@ -276,9 +276,9 @@ static void check_positions(const Run *run, size_t T, const char *what) {
         die_usage("%s %zu is above the %zu positions of this model's table; use at most %zu", what, T,
                   c->max_position_embeddings, c->max_position_embeddings);
     if (run->options->verb == VERB_PLAN) return; // plan prints the note itself
-    note("%s %zu is above max_position_embeddings %zu: the model has not seen positions beyond it; give --rope-scaling "
-         "%s",
-         what, T, c->max_position_embeddings, scaling_text(c, T, scaling));
+    const int scales = config_can_scale(c);
+    note("%s %zu is above max_position_embeddings %zu: the model has not seen positions beyond it%s%s", what, T,
+         c->max_position_embeddings, scales ? "; give --rope-scaling " : "", scales ? scaling_text(c, T, scaling) : "");
 }
 
 // Notes that weights take more bytes in a run of a wider type.

@@ -45,7 +45,7 @@ static void run_choose_length(Run *run, Options *o, size_t limit) {
     if (o->quiet || (!few && !cut && o->seq_len <= SEQ_LEN_STEP)) return;
     if (few)
         snprintf(more, sizeof(more), "; --seq-len %zu would not fit", most);
-    else if (cut && !c->family->learned_positions)
+    else if (cut && config_can_scale(c))
         snprintf(more, sizeof(more), "; --rope-scaling %s makes more", scaling_text(c, needed, scaling));
     note("--seq-len %zu is what %s: the longest document has %zu positions%s", o->seq_len,
          few   ? "memory takes"

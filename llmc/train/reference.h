@@ -286,6 +286,7 @@ static Options live_options(const Options *student, size_t ids) {
     o.model = student->teacher, o.base = student->teacher_base, o.weights = student->teacher_on;
     o.init = o.adapter = o.teacher = o.rope_scaling = NULL, o.rollout = 0;
     o.lora_rank = o.grow_vocabulary = 0, o.quantise_head = 0, o.inputs_every = 1;
+    o.latents = LATENTS_AUTO;
     o.inputs = o.gradients = o.optimizer = o.reference_on = PLACE_AUTO;
     o.keep.word = KEEP_NONE, o.keep.layers = 0, o.keep_on.word = PLACE_AUTO, o.keep_on.layers = 0;
     o.router_aux_loss = NAN, o.router_z_loss = o.router_bias_update = 0;

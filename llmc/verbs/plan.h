@@ -189,8 +189,8 @@ static void plan_print_positions(FILE *out, const Run *run) {
     const size_t own = c->max_position_embeddings, most = run->options->seq_len;
     char scaling[32];
     if (most <= own || c->family->learned_positions) return;
-    fprintf(out, "positions the model has seen %zu%s", own, c->family->plain_rope ? "\n" : "; ");
-    if (!c->family->plain_rope) fprintf(out, "for %zu add --rope-scaling %s\n", most, scaling_text(c, most, scaling));
+    fprintf(out, "positions the model has seen %zu%s", own, config_can_scale(c) ? "; " : "\n");
+    if (config_can_scale(c)) fprintf(out, "for %zu add --rope-scaling %s\n", most, scaling_text(c, most, scaling));
 }
 
 static void plan_print(const PlanResult *r, const DataLoader *data) {

@@ -197,7 +197,7 @@ static void way_echo(FILE *out, const WayToTrain *w, int wrap) {
     if (!option_given(&o, "out")) option_type(&o, "out", "run");
     if ((w->bytes[PLACE_DISK] || o.teacher_on == PLACE_DISK) && !o.disk) option_type(&o, "disk", ".");
     option_type_size(&o, "seq-len", o.seq_len);
-    if (o.seq_len > c->max_position_embeddings && !c->family->learned_positions && !c->family->plain_rope)
+    if (o.seq_len > c->max_position_embeddings && config_can_scale(c))
         option_type(&o, "rope-scaling", scaling_text(c, o.seq_len, scaling));
     for (int kind = 0; kind < PLACED; kind++)
         if (is_placed(s, kind))

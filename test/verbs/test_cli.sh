@@ -30,6 +30,8 @@ refuses 2 'machine h100x8: 8 cards, but the run has 1 rank; leave x8 out' bp --i
 succeeds plan --init gemma3-4b --rope-scaling linear,factor=16 --seq-len 300000
 says err 'note: --rope-scaling replaces the model.s own scaling, linear,factor=8$'
 says out '^positions the model has seen 262144; for 300000 add --rope-scaling yarn,factor=19$'
+succeeds plan --init granite4-h-tiny --seq-len 200000
+says out '^positions the model has seen 131072$'
 refuses 1 '^train: --json: ' eval --init $TINY --data=--json
 refuses 2 '1025.*1024 positions' bp --init gpt2 --seq-len 1025
 refuses 2 'the model has no tokenizer file, .*; data/tokenizer_file.py writes one' sample --init $TINY --prompt hello

@@ -202,6 +202,7 @@ check 'a token of a file has 12 + 8 k bytes' [ "$(of_teacher file_bytes_per_toke
 succeeds $card --teacher qwen3-4b
 check 'two other places' [ "$(grep -o '"step_seconds": [0-9]' "$WORK/out" | wc -l)" = 2 ]
 refuses 1 'qwen3-32b: does not fit: needs [0-9.]* GiB; the device has [0-9.]* GiB; give --teacher-base nf4' $card --teacher qwen3-32b --teacher-base none --grad-accum 1 --machine 4090,host=0
+succeeds plan --init glm4.7-flash --latents layer --teacher gemma4-e4b --objective distill --machine h200 --seq-len 1000 --lora-rank 16
 refuses 1 'does not fit: needs [0-9.]* GiB, host [0-9.]* GiB; the device has [0-9.]* GiB, host 8.00 GiB; give' $card --teacher qwen3-32b --teacher-on host --machine 4090,host=8GiB
 refuses 2 '--teacher: plans a student.s training' plan --teacher qwen3-4b --objective distill --machine h100
 
@@ -228,6 +229,9 @@ succeeds train $texts $live --steps 1 --out "$WORK/texts-plan"
 planned=$(sed -n 's/^memory  *\([0-9.]* [KMG]iB\) planned.*/\1/p' "$WORK/out")
 run plan $texts $live --verbose
 check 'plan = run' [ "$(sed -n 's/^memory  *\([0-9.]* [KMG]iB\) planned.*/\1/p' "$WORK/out")" = "$planned" ]
+succeeds plan --init phi4 --teacher gemma3-4b --machine 3060,host=512GiB --data "$WORK/prompts.bin" --any-tokenizer --objective distill --rollout \
+    --seq-len 4k --max-new-tokens 64
+check 'without an estimate it takes a place where both fit' grep -q '^teacher .* --teacher-on host: ' "$WORK/out"
 refuses 1 'trained with --max-new-tokens 4, now it is' train $texts $live --steps 2 --out "$WORK/texts-plan" --resume --max-new-tokens 5
 refuses 2 'its vocabulary has 96 ids, but the texts have up to 99' train $texts $live --init ${TINY%,*},vocab_size=99
 refuses 2 'learns from texts of the current student' train $texts $live --updates 2
