@@ -136,10 +136,9 @@ typedef struct {
     int again;           // 1: a later turn of the text, whose prompt no other text has
     size_t kept;         // leading tokens that the slot in which the text was last still has; set by the sampler, may
                          // be lowered between turns; 0: the text has no slot
-    size_t like,
-        shared;    // with `again`: text `like` has the prompt's first `shared` tokens in its slot. They are copied
-                   // if they are more than `kept`; 0: none
-    size_t reused; // with `again`: tokens of the prompt that did not run, kept or copied; set by the sampler
+    size_t like;         // with `again`: a text whose slot has the prompt's first `shared` tokens, too. They are copied
+    size_t shared;       // if they are more than `kept`; 0: none
+    size_t reused;       // with `again`: tokens of the prompt that did not run, kept or copied; set by the sampler
     const SamplingSettings *sampling; // of this text; NULL: the batch's
     void *logits;                     // as in DrawOwn
 } Completion;
