@@ -20,7 +20,8 @@ through the model once; the other texts copy its keys, values and states. A step
 drawn token.
 
 Texts may take turns (SamplerTurns): after a turn a text leaves its slot, and comes back with a longer prompt. Its slot
-still has its keys and values unless another text took the slot; then all of it runs through the model again.
+keeps its keys and values unless another text took the slot. What another slot has is copied (Completion.like); the rest
+runs through the model again.
 */
 #ifndef LLMC_SAMPLER_H
 #define LLMC_SAMPLER_H
@@ -134,8 +135,12 @@ typedef struct {
     uint16_t *route;     // [all but the last token,layers with experts,k] experts of the tokens; NULL: not recorded
     int again;           // 1: a later turn of the text, whose prompt no other text has
     size_t kept;         // leading tokens that the slot in which the text was last still has; set by the sampler, may
-                         // be lowered between turns; 0: the text has no slot. In a turn: those that were not run again
-    size_t like, shared; // with `again`: text `like` has the first `shared` tokens of the prompt in its slot, too
+                         // be lowered between turns; 0: the text has no slot
+    size_t like;         // with `again`: a text whose slot has the prompt's first `shared` tokens, too. They are copied
+    size_t shared;       // if they are more than `kept`; 0: none
+    size_t reused;       // with `again`: tokens of the prompt that did not run, kept or copied; set by the sampler
+    const SamplingSettings *sampling; // of this text; NULL: the batch's
+    void *logits;                     // as in DrawOwn
 } Completion;
 
 // Decides which text opens next; NULL: all texts, in order, one turn each
@@ -145,9 +150,6 @@ typedef struct {
     void (*drawn)(void *context);                           // called after each step
     // Returns a text to open at this step; SIZE_MAX: none now. idle: no text is written; then SIZE_MAX ends the batch
     size_t (*next)(void *context, size_t step, int idle);
-    // Each text's own settings, and its logits[V] on the device before each token. NULL: the batch's settings
-    const SamplingSettings *(*settings)(void *context, size_t text);
-    void (*read)(void *context, size_t text, const Stored *logits);
 } SamplerTurns;
 
 typedef struct {
@@ -157,12 +159,13 @@ typedef struct {
     size_t *free;           // [free_count] slots in which no text is written
     size_t free_count;
     size_t *opened; // [slots] slots that are filled between two steps
-    size_t *source; // [slots] for each opened slot, the slot that has its prompt, or itself
+    size_t *source; // [slots] slot whose prompt is copied to each opened slot after the passes; SIZE_MAX: none
     Append *append; // [slots] prompts that run through the model
     size_t *active; // [active_count] slots with an incomplete text
     int32_t *next;  // [active_count] token to feed next
     int32_t *drawn; // [slots] tokens drawn in a step, with random number `uniform` in [0, 1)
     double *uniform;
+    DrawOwn *own; // [slots] how the texts of a step are drawn
     size_t active_count;
     void (*completed)(void *context); // called after each completed text; NULL: not called
     void *context;
@@ -185,13 +188,14 @@ static void sampler_batch_allocate(SamplerBatch *sampler, const Model *model, si
     sampler->next = (int32_t *)checked_calloc(slots, sizeof(int32_t), "tokens of texts");
     sampler->drawn = (int32_t *)checked_calloc(slots, sizeof(int32_t), "tokens of texts");
     sampler->uniform = (double *)checked_calloc(slots, sizeof(double), "random numbers of texts");
+    sampler->own = (DrawOwn *)checked_calloc(slots, sizeof(DrawOwn), "settings of texts");
 }
 
 static void sampler_batch_free(SamplerBatch *sampler) {
     cache_free(&sampler->cache);
     free(sampler->prompt), free(sampler->text), free(sampler->opened), free(sampler->source), free(sampler->append);
     free(sampler->free);
-    free(sampler->active), free(sampler->next), free(sampler->drawn), free(sampler->uniform);
+    free(sampler->active), free(sampler->next), free(sampler->drawn), free(sampler->uniform), free(sampler->own);
     memset(sampler, 0, sizeof(*sampler));
 }
 
@@ -226,7 +230,8 @@ static size_t slot_with(const SamplerBatch *sampler, size_t slot, const int32_t 
 }
 
 // Keeps what is left of a text in its slot, or copies more of it from the slot of text->like. Returns the tokens to
-// append after it. A slot that cannot be truncated is cleared.
+// append after it. A slot that cannot be truncated is cleared. Slots that open together are called for in the order of
+// SamplerTurns.next, so a slot is copied before it is truncated, and never beyond its valid tokens, cache->used.
 static Append slot_continue(SamplerBatch *sampler, StreamBP *s, size_t slot, Completion *text) {
     Cache *cache = &sampler->cache;
     sampler->prompt[slot] = NULL;
@@ -245,7 +250,7 @@ static Append slot_continue(SamplerBatch *sampler, StreamBP *s, size_t slot, Com
         cache_copy(cache, s, b, b, slot, shared);
         kept = shared;
     }
-    text->kept = kept;
+    text->reused = kept;
     const Append append = {slot, text->prompt + kept, most - kept};
     return append;
 }
@@ -339,24 +344,12 @@ static size_t slot_take(SamplerBatch *sampler, Completion *texts, size_t text) {
     return slot;
 }
 
-// The i-th text of a step, for DrawEach
-static size_t text_of_step(const SamplerBatch *sampler, size_t i) { return sampler->text[sampler->active[i]]; }
-static const SamplingSettings *text_settings(void *batch, size_t i) {
-    const SamplerBatch *sampler = (const SamplerBatch *)batch;
-    return sampler->turns->settings(sampler->turns->context, text_of_step(sampler, i));
-}
-static void text_read(void *batch, size_t i, const Stored *logits) {
-    const SamplerBatch *sampler = (const SamplerBatch *)batch;
-    sampler->turns->read(sampler->turns->context, text_of_step(sampler, i), logits);
-}
-
 // Completes `count` texts. Ignores settings->seed, since each text has its own seed. end_ids[end_count]: tokens that
 // end a text. Do not call it during forward_backward or forward_only. Collective with ZeRO 3; each rank completes
 // different texts, or none
 static void sampler_batch(SamplerBatch *sampler, StreamBP *s, Completion *texts, size_t count,
                           const SamplingSettings *settings, const uint32_t *end_ids, size_t end_count) {
     const SamplerTurns *turns = sampler->turns;
-    const DrawEach each = {sampler, text_settings, text_read};
     size_t waiting = 0, steps;
     for (size_t i = 0; i < count; i++) sampler_batch_check(sampler, &texts[i], i, s->model->config.vocab_size);
     memset(sampler->prompt, 0, sampler->cache.slots * sizeof(*sampler->prompt));
@@ -377,14 +370,16 @@ static void sampler_batch(SamplerBatch *sampler, StreamBP *s, Completion *texts,
         if (opened) slots_open(sampler, s, texts, opened);
         steps = sampler->active_count;
         if (!steps) break;
+        int owns = 0; // 1: a text has settings of its own
         cache_step(&sampler->cache, s, sampler->active, sampler->next, steps);
         for (size_t i = 0; i < steps; i++) {
             const Completion *text = &texts[sampler->text[sampler->active[i]]];
             const size_t position = text->prompt_tokens + text->tokens;
+            const DrawOwn own = {text->sampling ? text->sampling : settings, text->logits};
             sampler->uniform[i] = random_uniform(text->seed, RANDOM_STREAM_SAMPLING, position);
+            sampler->own[i] = own, owns |= text->sampling != NULL;
         }
-        cache_draw(&sampler->cache, s, settings, turns && turns->settings ? &each : NULL, sampler->uniform,
-                   sampler->drawn);
+        cache_draw(&sampler->cache, s, settings, owns ? sampler->own : NULL, sampler->uniform, sampler->drawn);
         sampler->active_count = 0; // refilled with texts that continue, never beyond i
         for (size_t i = 0; i < steps; i++) {
             const size_t slot = sampler->active[i];

@@ -371,12 +371,11 @@ static void cache_refuse(const Cache *cache, const StreamBP *s, Stored *logits, 
         id, position, element_to_double(&logit, s->model->dtype, 0));
 }
 
-// Ways to draw that differ between the texts of a step; text i is the i-th of cache_step
+// How one text of a step is drawn
 typedef struct {
-    void *context;
-    const SamplingSettings *(*settings)(void *context, size_t i);
-    void (*read)(void *context, size_t i, const Stored *logits); // logits[V] of text i, on the device
-} DrawEach;
+    const SamplingSettings *settings;
+    void *logits; // [V] host: gets the logits that its token is drawn from, in the model's type; NULL: not wanted
+} DrawOwn;
 
 // Adds to the settings how the model divides and caps its logits.
 static SamplingSettings draw_scaled(const StreamBP *s, const SamplingSettings *settings) {
@@ -385,22 +384,22 @@ static SamplingSettings draw_scaled(const StreamBP *s, const SamplingSettings *s
     return scaled;
 }
 
-// Draws cache->token[n] for texts first to first + n - 1, each by its own settings.
-static void cache_draw_each(const Cache *cache, StreamBP *s, const DrawEach *each, Stored *logits, size_t first,
-                            size_t n, Summed *scratch) {
+// Draws cache->token[n] from n rows of logits, each by its own settings.
+static void cache_draw_own(const Cache *cache, StreamBP *s, const DrawOwn *own, Stored *logits, const double *uniform,
+                           size_t n, Summed *scratch) {
     const Shapes d = shapes_of(s->model);
     for (size_t i = 0; i < n; i++) {
         const Stored *row = stored_row(s, logits, i, d.logits_stride);
-        const SamplingSettings own = draw_scaled(s, each->settings(each->context, first + i));
-        s->ops->draw(cache->token + i, row, cache->uniform + first + i, 1, d.V, d.logits_stride, &own, scratch);
-        each->read(each->context, first + i, row);
+        const SamplingSettings scaled = draw_scaled(s, own[i].settings);
+        s->ops->draw(cache->token + i, row, uniform + i, 1, d.V, d.logits_stride, &scaled, scratch);
+        if (own[i].logits) s->ops->copy_out(own[i].logits, row, d.V * d.stored);
     }
 }
 
 // Draws token[n] (host) with uniform[n] (host) from logits of the last token appended (n = 1), or of the n tokens of
-// the last cache_step. Ends the program on a NaN or infinite logit. each: replaces the settings; NULL: all texts have
-// the same. token, uniform: NULL in the dry run
-static void cache_draw(Cache *cache, StreamBP *s, const SamplingSettings *settings, const DrawEach *each,
+// the last cache_step. Ends the program on a NaN or infinite logit. own[n]: replaces `settings`; NULL: all texts have
+// these settings. token, uniform: NULL in the dry run
+static void cache_draw(Cache *cache, StreamBP *s, const SamplingSettings *settings, const DrawOwn *own,
                        const double *uniform, int32_t *token) {
     const Shapes d = shapes_of(s->model);
     GraphKey room;
@@ -413,13 +412,13 @@ static void cache_draw(Cache *cache, StreamBP *s, const SamplingSettings *settin
     for (size_t done = 0; done < cache->texts; done += c->n) {
         size_t mark = arena_mark(s->arena);
         c->row = cache->last.row + done, c->n = min_size(s->setup->logits_chunk, cache->last.n - done);
-        const GraphKey *key = each ? NULL : graph_key(cache, s, &room, cache->last.n, 1 + c->row, &scaled);
+        const GraphKey *key = own ? NULL : graph_key(cache, s, &room, cache->last.n, 1 + c->row, &scaled);
         const size_t drawn = min_size(c->n, cache->texts - done);
         for (int calls = graph_begin(s, key); calls; calls = graph_end(s, key)) {
             Stored *logits = head_logits(&v).logits;
             Summed *scratch = push_summed(s, SHARE_LOGITS, "draw", s->ops->draw_scratch(d.V));
-            if (each)
-                cache_draw_each(cache, s, each, logits, done, drawn, scratch);
+            if (own)
+                cache_draw_own(cache, s, own + done, logits, cache->uniform + done, drawn, scratch);
             else
                 s->ops->draw(cache->token, logits, cache->uniform + done, c->n, d.V, d.logits_stride, &scaled, scratch);
             arena_pop(s->arena, mark);

@@ -18,7 +18,7 @@ typedef struct {
     DType dtype;       // of logits
     const char *model; // its name
     uint64_t run;      // number of this process, for the ids of answers
-    long created;      // seconds since 1970, when the server began
+    long created;      // seconds since 1970, when the server began, for the model
 } Answerer;
 
 // ---- log-probabilities ----------------------------------------------------------------------------------------------
@@ -188,15 +188,13 @@ static void answer_whole(const Answerer *s, Ask *a, const cJSON *message) {
 // ---- a stream -------------------------------------------------------------------------------------------------------
 static void answer_event(Ask *a, LineOut *line) {
     line_close(line);
-    http_part(a->request, "data: ", 6);
-    http_part(a->request, line->text, line->bytes);
-    http_part(a->request, "\n", 1);
+    line->text[line->bytes - 1] = 0; // without its newline
+    http_event(a->request, line->text);
     free(line->text);
 }
 
 // Ends a stream: the tokens that were used, if asked for.
 static void answer_end(const Answerer *s, Ask *a) {
-    static const char done[] = "data: [DONE]\n\n";
     LineOut line;
     if (a->usage) {
         line_open(&line);
@@ -205,7 +203,7 @@ static void answer_end(const Answerer *s, Ask *a) {
         answer_usage(&line.json, a);
         answer_event(a, &line);
     }
-    http_part(a->request, done, sizeof(done) - 1);
+    http_event(a->request, "[DONE]");
     http_end(a->request);
     a->request = NULL;
 }

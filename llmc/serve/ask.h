@@ -7,7 +7,7 @@ that is not built are refused by name; keys for accounts and bills are ignored.
     ask_parts     cuts the text so far into reasoning and content
 
 Further keys, as other servers have them: top_k; chat_template_kwargs; return_token_ids. Reasoning ends at the tokenizer
-file's mark. It is given as reasoning_content, so that the next request need not send it back.
+file's mark and is given as reasoning_content. Clients send back only `content`; templates drop old reasoning.
 */
 #ifndef LLMC_ASK_H
 #define LLMC_ASK_H
@@ -15,7 +15,7 @@ file's mark. It is given as reasoning_content, so that the next request need not
 #include "llmc/generate/prompt_file.h"
 
 #define ASK_STOPS  4     // most texts that end an answer
-#define ASK_TOP    20    // most likeliest tokens that are reported
+#define ASK_TOP    20    // most top_logprobs
 #define ASK_VALUES 65536 // most JSON values of a request, for each takes about 80 bytes while the request waits
 
 typedef enum {
@@ -45,10 +45,10 @@ typedef struct {
     // its answer
     int32_t *ids;        // [room] drawn tokens, of which there are `tokens`
     size_t tokens, told; // told: tokens whose ids and log-probabilities were given
-    size_t cached;       // tokens of the prompt that the slot had
+    size_t cached;       // tokens of the prompt that did not run: kept by the slot, or copied
     TextOut out;
     char *text;                          // [out.bytes] text of the tokens
-    size_t bytes;                        // bytes before a stop text
+    size_t bytes;                        // bytes of text that count: all, or up to a stop text
     int begins_in_thought;               // the prompt ends within reasoning
     size_t thought_given, content_given; // bytes that were streamed
     char *logits;                        // [V] of the token that is drawn next; NULL: not asked for
@@ -98,7 +98,8 @@ static void ask_check_keys(const cJSON *body) {
         "messages|model|max_tokens|max_completion_tokens|temperature|top_p|top_k|seed|stop|stream|stream_options|"
         "logprobs|top_logprobs|tools|tool_choice|chat_template_kwargs|return_token_ids|n|presence_penalty|"
         "frequency_penalty|logit_bias|response_format|modalities|user|metadata|store|service_tier|"
-        "parallel_tool_calls|prompt_cache_key|prompt_cache_retention|safety_identifier|verbosity|reasoning_effort";
+        "parallel_tool_calls|prompt_cache_key|prompt_cache_retention|safety_identifier|reasoning_effort";
+    const cJSON *parallel = json_get(body, "parallel_tool_calls"), *options = json_get(body, "stream_options");
     const cJSON *key, *format = json_get(body, "response_format"), *bias = json_get(body, "logit_bias");
     cJSON_ArrayForEach(key, body) {
         if (word_index(known, key->string) < 0 && !cJSON_IsNull(key))
@@ -109,6 +110,8 @@ static void ask_check_keys(const cJSON *body) {
         die("presence_penalty and frequency_penalty must be 0");
     if (bias && (!cJSON_IsObject(bias) || bias->child)) die("logit_bias must be {}");
     if (format && !json_is(json_get(format, "type"), "text")) die("response_format must be {\"type\": \"text\"}");
+    if (parallel && !cJSON_IsTrue(parallel)) die("parallel_tool_calls must be true");
+    if (options && !cJSON_IsObject(options)) die("stream_options must be an object");
     JSON_EACH(kind, json_get(body, "modalities")) {
         if (!json_is(kind, "text")) die("modalities must be [\"text\"]");
     }
@@ -161,7 +164,7 @@ static void ask_read_tools(Ask *a) {
     if (cJSON_GetArraySize(tools) && !json_is(choice, "none")) a->tools = tools;
 }
 
-// Reads a request from text[bytes], which a zero follows. o: has what is not asked for. most: most tokens of prompt and
+// Reads a request from text[bytes], which a zero follows. o: defaults of absent keys. most: most tokens of prompt and
 // answer together
 static void ask_read(Ask *a, const Options *o, const char *text, size_t bytes, size_t most) {
     a->body = json_parse_object(text, bytes, "the request");
@@ -172,17 +175,18 @@ static void ask_read(Ask *a, const Options *o, const char *text, size_t bytes, s
     ask_read_messages(a, o->system);
     ask_read_tools(a);
     if (kwargs && !cJSON_IsObject(kwargs)) die("chat_template_kwargs must be an object");
+    if (thinks && !cJSON_IsBool(thinks)) die("enable_thinking must be true or false");
     a->thinking = cJSON_IsBool(thinks) ? (cJSON_IsTrue(thinks) ? THINKING_ON : THINKING_OFF) : o->thinking;
     a->sampling = sampling_from_options(o);
     a->sampling.temperature = ask_number(body, "temperature", 0, 1000, o->temperature);
     a->sampling.top_p = ask_number(body, "top_p", 0, 1, o->top_p);
     a->sampling.top_k = ask_whole(body, "top_k", 0, 1e9, o->top_k);
+    // a seed gives line 1 of sample --prompts; without one, the number of the request is that of the line
     const int seeded = json_get(body, "seed") != NULL;
     a->seed = random_bits(ask_whole(body, "seed", 0, 9007199254740992.0, o->seed), RANDOM_STREAM_TEXTS,
                           seeded ? 1 : a->number);
-    const double tokens = (double)most;
     a->room = ask_whole(body, "max_tokens", 1, 1e9, min_size(o->max_new_tokens, most));
-    a->room = min_size(most, ask_whole(body, "max_completion_tokens", 1, fmax(1e9, tokens), a->room));
+    a->room = min_size(most, ask_whole(body, "max_completion_tokens", 1, 1e9, a->room));
     a->streams = ask_flag(body, "stream"), a->usage = ask_flag(json_get(body, "stream_options"), "include_usage");
     a->gives_ids = ask_flag(body, "return_token_ids"), a->logprobs = ask_flag(body, "logprobs");
     a->top = ask_whole(body, "top_logprobs", 0, ASK_TOP, 0);
@@ -194,15 +198,19 @@ static void ask_read(Ask *a, const Options *o, const char *text, size_t bytes, s
     }
 }
 
-// Tells whether the request has what the tokenizer file does not say how to write.
+// Tells whether only the chat template itself can write the request.
 static int ask_needs_renderer(const Ask *a, const Tokenizer *t) {
-    const cJSON *message, *argument;
+    const cJSON *message, *argument, *key;
     if (a->tools || json_get(a->body, "reasoning_effort")) return 1;
     cJSON_ArrayForEach(argument, json_get(a->body, "chat_template_kwargs")) {
         if (strcmp(argument->string, "enable_thinking") != 0) return 1;
     }
     cJSON_ArrayForEach(message, a->messages) {
-        if (json_get(message, "tool_calls") || (json_get(message, "reasoning_content") && !chat_forgets(t))) return 1;
+        cJSON_ArrayForEach(key, message) {
+            const int empty = cJSON_IsNull(key) || (cJSON_IsArray(key) && !key->child);
+            const int drops = !strcmp(key->string, "reasoning_content") && chat_forgets(t);
+            if (!empty && !drops && word_index("role|content", key->string) < 0) return 1;
+        }
     }
     return 0;
 }
@@ -287,7 +295,7 @@ static int ask_opens_thought(const Tokenizer *t, const TokenIds *prompt) {
 static void ask_token(Ask *a, const Prompt *decoder, int32_t id, int ended, int last) {
     const size_t before = a->out.bytes;
     Prompt own = *decoder;
-    own.text = a->begins_in_thought ? a->text : NULL; // it continues a text
+    own.text = a->begins_in_thought ? a->text : NULL; // keeps a first space: the text goes on
     if (!ended) prompt_token_out(&own, &a->out, id, a->tokens);
     a->ids[a->tokens++] = id;
     if (ended || last) text_out_end(&a->out), a->finish = ended ? "stop" : "length";

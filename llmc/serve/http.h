@@ -2,18 +2,19 @@
 HTTP for `sample --serve`, from one thread: libevent's evhttp parses and writes, this file bounds and checks. It gives
 each good request to HttpServer.take; the answer may come at any later time.
 
-    http_open      listens on an address and a port
+    http_open      listens on an address and a port, but takes no connection yet
+    http_begin     allows connections
     http_poll      reads and writes what is ready
     http_left      tells whether the client of a request has gone
     http_reply     answers with one text
-    http_stream    begins an answer in parts; http_part adds one, http_end ends it
+    http_stream    begins an answer of events; http_event adds one, http_end ends it
     http_drop      ends a request without an answer, and its connection
     http_close     waits until answers are written, and ends all connections
 
 It takes GET, and POST with Content-Type application/json, of bounded size, whose Host is this server. No answer allows
-another origin, so a page in a browser can neither ask nor read. A connection is closed if its client
-has sent no whole request, or has taken no byte of its answer, for HTTP_PATIENCE. If all HTTP_PEERS connections are
-taken, further clients wait in the system's queue.
+another origin, so a page in a browser can neither ask nor read. A connection is closed if its client has sent no whole
+request, or has taken no byte of its answer, for HTTP_PATIENCE. If all connections are taken, further clients wait in
+the system's queue, and the connection that has been without a request for longest is closed.
 */
 #ifndef LLMC_HTTP_H
 #define LLMC_HTTP_H
@@ -31,18 +32,20 @@ taken, further clients wait in the system's queue.
 #include <sys/resource.h>
 #include <sys/socket.h>
 
-#define HTTP_PEERS    128   // most connections
 #define HTTP_HEADERS  16384 // most bytes of a request's headers
+#define HTTP_OTHERS   64    // descriptors besides connections
 #define HTTP_PATIENCE 30.0  // seconds for a whole request, for a client that reads nothing, and between two requests
+#define HTTP_IDLE     1.0   // seconds without a request after which a connection may make room for another
 #define HTTP_TICK     0.2   // most seconds of a poll that waits
 #define HTTP_TOKEN    32    // least bytes of a token
 
 // A connection
 typedef struct {
-    struct bufferevent *buffers; // counted: valid after libevent has closed the connection, which clears its callbacks
-    size_t unread;               // bytes that its client has not taken yet
-    double since;                // when it opened, when its last answer was written, or when its client took bytes
-    int answers;                 // 1: a request of it is being answered
+    // We hold a reference. When libevent closes the connection it clears the callbacks; http_sweep sees that
+    struct bufferevent *buffers;
+    size_t unread; // bytes that its client has not taken yet
+    double since;  // when it opened, when its last answer was written, or when its client took bytes
+    int answers;   // 1: a request of it is being answered
 } HttpPeer;
 
 typedef struct evhttp_request HttpRequest;
@@ -51,14 +54,14 @@ typedef struct HttpServer HttpServer;
 struct HttpServer {
     struct event_base *base;
     struct evhttp *http;
-    struct event *tick;
+    struct event *tick; // wakes a poll that waits after HTTP_TICK
     struct evconnlistener *listener;
     char name[256]; // address as given
     size_t port;
+    int local, any;    // local: only this machine reaches the address; any: the address means all of this machine's
     const char *token; // NULL: none is asked for
-    size_t most;       // most bytes of a request's body
-    HttpPeer peer[HTTP_PEERS];
-    size_t peers;
+    HttpPeer *peer;    // [most_peers]
+    size_t peers, most_peers;
     // Takes a request: text[bytes], then a zero, or NULL for GET. It must be answered or dropped
     void (*take)(void *context, HttpRequest *request, const char *path, const char *text, size_t bytes);
     void *context;
@@ -83,7 +86,7 @@ static struct bufferevent *http_connected(struct event_base *base, void *context
     if (!peer.buffers) return NULL;
     bufferevent_incref(peer.buffers);
     server->peer[server->peers++] = peer;
-    if (server->peers == HTTP_PEERS) evconnlistener_disable(server->listener);
+    if (server->peers == server->most_peers) evconnlistener_disable(server->listener);
     return peer.buffers;
 }
 
@@ -93,7 +96,7 @@ static size_t http_unread(const HttpPeer *peer) { return evbuffer_get_length(buf
 // begin anew with every part of an answer.
 static void http_sweep(HttpServer *server) {
     const double now = seconds_now();
-    size_t left = 0;
+    size_t left = 0, idle = SIZE_MAX;
     for (size_t i = 0; i < server->peers; i++) {
         HttpPeer peer = server->peer[i];
         const size_t unread = http_unread(&peer);
@@ -105,10 +108,14 @@ static void http_sweep(HttpServer *server) {
         }
         if (peer.answers && (!unread || unread < peer.unread)) peer.since = now;
         if (now - peer.since > HTTP_PATIENCE) shutdown(bufferevent_getfd(peer.buffers), SHUT_RDWR);
+        if (!peer.answers && (idle == SIZE_MAX || peer.since < server->peer[idle].since)) idle = left;
         server->peer[left++] = peer;
     }
     server->peers = left;
-    if (left < HTTP_PEERS) evconnlistener_enable(server->listener);
+    if (left < server->most_peers)
+        evconnlistener_enable(server->listener);
+    else if (idle != SIZE_MAX && now - server->peer[idle].since > HTTP_IDLE)
+        shutdown(bufferevent_getfd(server->peer[idle].buffers), SHUT_RDWR);
 }
 
 // ---- requests -------------------------------------------------------------------------------------------------------
@@ -141,7 +148,8 @@ static void http_reply(HttpRequest *request, int status, const char *text, size_
     if (body) evbuffer_free(body);
 }
 
-// Begins an answer of server-sent events. HTTP/1.0 has no parts: there the end of the connection ends the answer.
+// Begins an answer of server-sent events. HTTP/1.0 has no parts: without keep-alive, libevent closes the connection at
+// the end of the answer.
 static void http_stream(HttpRequest *request) {
     struct evkeyvalq *asked = evhttp_request_get_input_headers(request);
     const char *connection = evhttp_find_header(asked, "Connection");
@@ -152,10 +160,11 @@ static void http_stream(HttpRequest *request) {
     evhttp_send_reply_start(request, HTTP_OK, "OK");
 }
 
-static void http_part(HttpRequest *request, const char *text, size_t bytes) {
+// Sends an event, a line of text.
+static void http_event(HttpRequest *request, const char *text) {
     struct evbuffer *part = evbuffer_new();
     if (!part) return;
-    evbuffer_add(part, text, bytes);
+    evbuffer_add_printf(part, "data: %s\n\n", text);
     evhttp_send_reply_chunk(request, part);
     evbuffer_free(part);
 }
@@ -177,7 +186,6 @@ static void http_refuse(HttpRequest *request, int status, const char *type, cons
 // Tells whether a Host header means this server: a name of this machine's own, or the name that was given.
 static int http_is_host(const HttpServer *server, const char *host) {
     const char *const own[] = {"localhost", "127.0.0.1", "::1", server->name};
-    const int any = !strcmp(server->name, "0.0.0.0") || !strcmp(server->name, "::"); // its token is asked for
     const int bracketed = *host == '[';
     const char *name = host + bracketed, *end = name + strcspn(name, bracketed ? "]" : ":");
     const size_t bytes = (size_t)(end - name);
@@ -186,7 +194,7 @@ static int http_is_host(const HttpServer *server, const char *host) {
     if (*end && (*end != ':' || !parse_size(end + 1, &port))) return 0;
     for (size_t i = 0; i < sizeof(own) / sizeof(own[0]); i++)
         if (strlen(own[i]) == bytes && !strncasecmp(name, own[i], bytes)) return 1;
-    return any;
+    return server->any; // then a token is asked for
 }
 
 // Compares a token in a time that does not depend on where it differs.
@@ -237,17 +245,23 @@ static void http_asked(HttpRequest *request, void *context) {
 static void http_silent(int severity, const char *message) { (void)severity, (void)message; }
 static void http_ticked(evutil_socket_t fd, short what, void *context) { (void)fd, (void)what, (void)context; }
 
-// Listens on `address`, a name or number, and `port`; 0: any free port, which server->port then is. The caller sets
-// take, context, token and most. A failure ends the program.
+// Reads the address to which a socket was bound.
+static void http_read_bound(HttpServer *server, int fd) {
+    struct sockaddr_storage bound = {0};
+    const struct sockaddr_in *four = (const struct sockaddr_in *)&bound;
+    const struct sockaddr_in6 *six = (const struct sockaddr_in6 *)&bound;
+    socklen_t size = sizeof(bound);
+    getsockname(fd, (struct sockaddr *)&bound, &size);
+    const int is_six = bound.ss_family == AF_INET6;
+    server->port = ntohs(is_six ? six->sin6_port : four->sin_port);
+    server->local = is_six ? IN6_IS_ADDR_LOOPBACK(&six->sin6_addr) : ntohl(four->sin_addr.s_addr) >> 24 == 127;
+    server->any = is_six ? IN6_IS_ADDR_UNSPECIFIED(&six->sin6_addr) : four->sin_addr.s_addr == INADDR_ANY;
+}
+
+// Listens on `address`, a name or number, and `port`; 0: any free port. Sets port, local and any. A failure ends the
+// program.
 static void http_open(HttpServer *server, const char *address, size_t port) {
     const struct timeval tick = {0, (suseconds_t)(HTTP_TICK * 1e6)};
-    const size_t descriptors = HTTP_PEERS + 64; // 64: for all else
-    struct sockaddr_storage bound;
-    struct rlimit files;
-    socklen_t size = sizeof(bound);
-    if (!getrlimit(RLIMIT_NOFILE, &files) && files.rlim_cur < descriptors)
-        die("--serve needs %zu open files, and the limit is %zu; raise it with ulimit -n", descriptors,
-            (size_t)files.rlim_cur);
     signal(SIGPIPE, SIG_IGN); // a client may leave at any time
     event_set_log_callback(http_silent);
     snprintf(server->name, sizeof(server->name), "%s", address);
@@ -257,7 +271,6 @@ static void http_open(HttpServer *server, const char *address, size_t port) {
     if (!server->tick || event_add(server->tick, &tick)) die("--serve: out of host memory; free some memory");
     evhttp_set_allowed_methods(server->http, EVHTTP_REQ_GET | EVHTTP_REQ_POST);
     evhttp_set_max_headers_size(server->http, HTTP_HEADERS);
-    evhttp_set_max_body_size(server->http, (ev_ssize_t)server->most);
     evhttp_set_default_content_type(server->http, NULL);
     evhttp_set_bevcb(server->http, http_connected, server);
     evhttp_set_gencb(server->http, http_asked, server);
@@ -267,9 +280,18 @@ static void http_open(HttpServer *server, const char *address, size_t port) {
         die("--serve %s:%zu: cannot listen: %s; choose another port or address", address, port,
             errno ? error_text(errno) : "no such address here");
     server->listener = evhttp_bound_socket_get_listener(socket);
-    getsockname(evhttp_bound_socket_get_fd(socket), (struct sockaddr *)&bound, &size);
-    server->port = bound.ss_family == AF_INET6 ? ntohs(((struct sockaddr_in6 *)&bound)->sin6_port)
-                                               : ntohs(((struct sockaddr_in *)&bound)->sin_port);
+    http_read_bound(server, evhttp_bound_socket_get_fd(socket));
+}
+
+// Allows `peers` connections, and bodies of at most `most` bytes. The caller has set take, context and token.
+static void http_begin(HttpServer *server, size_t peers, size_t most) {
+    struct rlimit files;
+    if (!getrlimit(RLIMIT_NOFILE, &files) && files.rlim_cur < peers + HTTP_OTHERS)
+        die("--serve needs %zu open files, and the limit is %zu; raise it with ulimit -n, or give fewer --slots",
+            peers + HTTP_OTHERS, (size_t)files.rlim_cur);
+    evhttp_set_max_body_size(server->http, (ev_ssize_t)most);
+    server->peer = (HttpPeer *)checked_calloc(peers, sizeof(HttpPeer), "connections");
+    server->most_peers = peers;
 }
 
 // Reads and writes what is ready. waits: first until something is ready, at most HTTP_TICK
@@ -289,6 +311,7 @@ static void http_close(HttpServer *server) {
     }
     evhttp_free(server->http);
     for (size_t i = 0; i < server->peers; i++) bufferevent_decref(server->peer[i].buffers);
+    free(server->peer);
     event_free(server->tick);
     event_base_free(server->base);
     libevent_global_shutdown();

@@ -16,13 +16,14 @@ that leaves frees its slot.
 
 #define SERVE_SLOTS   ((size_t)8)  // texts written at once, unless --slots says
 #define SERVE_WAITING ((size_t)64) // most requests that wait for a slot
-#define SERVE_TAIL    ((size_t)8)  // tokens at a prompt's end that templates write otherwise before a next turn
-#define SERVE_RENDER  60.0         // seconds that the renderer has for a chat
+#define SERVE_TAIL                                                                                                     \
+    ((size_t)8) // tokens at a prompt's end that the next turn may replace, such as <|im_start|>assistant\n<think>\n
+#define SERVE_RENDER 60.0 // seconds that the renderer has for a chat
 
 typedef struct {
     Run run;
     Prompt prompt;
-    Options own; // of one request
+    Options own; // the options, with the thinking of the request that is read
     HttpServer http;
     Answerer answerer;
     char token[4096], model[256], render_command[3 * PATH_MAX + 64];
@@ -160,7 +161,8 @@ static int serve_rendered(Reward *r, char *text, size_t bytes, void *to) {
     return 1;
 }
 
-// Makes the row of a chat, from which the renderer takes tools and variables of the template. The caller frees it.
+// Makes the row of a chat, from which the renderer takes tools and variables of the template. Without a key `messages`
+// render.py would take it for plain text. The caller frees it.
 static char *serve_row(const Ask *a) {
     const cJSON *variables = json_get(a->body, "chat_template_kwargs"), *effort = json_get(a->body, "reasoning_effort");
     cJSON *row = cJSON_CreateObject(), *own = variables ? cJSON_Duplicate(variables, 1) : cJSON_CreateObject();
@@ -186,7 +188,7 @@ static LineOut serve_render_line(const Serve *s, const Ask *a) {
     if (a->stage == ASK_PARSES) {
         answer_ids(&line.json, "said", a->ids, a->tokens);
         json_bool(&line.json, "ended", prompt_is_end(&s->prompt, a->ids[a->tokens - 1]));
-        json_size(&line.json, "turn", a->number);
+        json_size(&line.json, "turn", a->number); // in the ids of calls, which so are unique
     } else {
         char *messages = cJSON_PrintUnformatted(a->messages), *row = serve_row(a);
         answer_ids(&line.json, "ids", NULL, 0);
@@ -220,7 +222,6 @@ static void serve_answer(Serve *s, Ask *a, const cJSON *message) {
         answer_chunk(&s->answerer, a, message);
     else
         answer_whole(&s->answerer, a, message);
-    a->request = NULL;
 }
 
 // Takes the ids of a rendered chat. Their faults end in serve_caught.
@@ -241,9 +242,18 @@ static void serve_render_end(Serve *s) {
     cJSON *const answer = s->rendered ? cJSON_Parse(s->rendered) : NULL;
     const cJSON *message = json_get(answer, "message");
     s->rendering = NULL;
-    if (a->stage == ASK_PARSES) {
+    if (a->stage == ASK_PARSES && !cJSON_IsObject(message)) { // its text alone would hide calls
+        const cJSON *error = json_get(answer, "error");
+        if (a->streams && a->request)
+            http_drop(a->request), a->request = NULL;
+        else
+            serve_refuse(a, 500,
+                         s->renderer.failed      ? s->renderer.message
+                         : cJSON_IsString(error) ? error->valuestring
+                                                 : "the renderer gave no message");
+    } else if (a->stage == ASK_PARSES) {
         // without calls the answer is its text, unless special tokens mark its reasoning
-        const int marked = s->prompt.tokenizer->section_bytes[SECTION_THOUGHT_END] && cJSON_IsObject(message);
+        const int marked = s->prompt.tokenizer->section_bytes[SECTION_THOUGHT_END] != 0;
         a->parses = marked || cJSON_GetArraySize(json_get(message, "tool_calls"));
         serve_answer(s, a, a->parses ? message : NULL);
     } else if (s->renderer.failed) {
@@ -280,14 +290,14 @@ static void serve_look(Serve *s, int waits) {
     serve_render(s, waits);
     for (size_t i = 0; i < s->asks; i++) {
         Ask *a = s->ask[i];
-        if (a->request && (!evhttp_request_get_connection(a->request) || http_left(a->request)))
-            http_drop(a->request), a->request = NULL;
+        if (a->request && http_left(a->request)) http_drop(a->request), a->request = NULL;
         if (!a->request && a->stage != ASK_WRITES && a != s->rendering) serve_remove(s, i--);
     }
 }
 
-// Chooses the slot of a request: the free slot whose chat it continues, else the one that was used least recently.
-// Sets `kept` of its text, the tokens that the slot has, and `like` and `shared`, a slot that has most of them.
+// Chooses the slot of a request: the free slot whose chat it continues, else the one that was used least recently. Sets
+// of its text: kept, the tokens that the slot has; like and shared, the text whose slot has the longest common beginning
+// with the prompt, and its tokens. ids[i] may be newer than slot i's keys while slots open together (slot_continue).
 static size_t serve_slot(Serve *s, const Ask *a) {
     size_t best = SIZE_MAX, continued = 0, like = 0, shared = 0, kept = 0;
     for (size_t i = 0; i < s->slots; i++) {
@@ -306,7 +316,7 @@ static size_t serve_slot(Serve *s, const Ask *a) {
     return best;
 }
 
-// Returns the slot in which the next request is written (SamplerTurns). Waits for one if no text is written, until the
+// Returns the text (Completion) of the next request (SamplerTurns). Waits for one if no text is written, until the
 // program is asked to end.
 static size_t serve_next(void *serve, size_t step, int idle) {
     Serve *s = (Serve *)serve;
@@ -325,6 +335,7 @@ static size_t serve_next(void *serve, size_t step, int idle) {
         memcpy(s->ids[slot], a->prompt.id, a->prompt.count * sizeof(int32_t));
         text->prompt = s->ids[slot], text->prompt_tokens = a->prompt.count, text->ids = s->ids[slot] + a->prompt.count;
         text->room = a->room, text->seed = a->seed, text->again = 1;
+        text->sampling = &a->sampling, text->logits = a->logits;
         a->stage = ASK_WRITES;
         s->writing[slot] = a, s->used[slot] = a->number;
         return slot;
@@ -334,29 +345,19 @@ static size_t serve_next(void *serve, size_t step, int idle) {
 // Reads and writes between the passes of long prompts (Cache.between).
 static void serve_between(void *serve) { serve_look((Serve *)serve, 0); }
 
-static const SamplingSettings *serve_settings(void *serve, size_t slot) {
-    return &((Serve *)serve)->writing[slot]->sampling;
-}
-
-// Takes the logits from which the next token of a slot is drawn.
-static void serve_logits(void *serve, size_t slot, const Stored *logits) {
-    const Serve *s = (const Serve *)serve;
-    const StreamBP *b = &s->run.streambp;
-    const Ask *a = s->writing[slot];
-    if (a->logits) b->ops->copy_out(a->logits, logits, s->run.model.config.vocab_size * dtype_size(s->answerer.dtype));
-}
-
 // Takes the token that was drawn last in a slot.
 static void serve_token(Serve *s, size_t slot, int last) {
     Ask *a = s->writing[slot];
     const Completion *text = &s->text[slot];
     if (a->finish || !a->request) return; // a text ends one token after its stop text, or after its client has left
     const int32_t id = text->ids[a->tokens];
-    if (!a->tokens) a->cached = text->kept;
+    if (!a->tokens) a->cached = text->reused;
     if (a->logprobs) answer_scores(&s->answerer, a, id);
     ask_token(a, &s->prompt, id, last && text->ended, last);
-    if (a->streams) answer_chunk(&s->answerer, a, NULL);
-    if (a->finish && !a->parses) serve_answer(s, a, NULL);
+    if (a->streams)
+        answer_chunk(&s->answerer, a, NULL);
+    else if (a->finish && !a->parses)
+        answer_whole(&s->answerer, a, NULL);
 }
 
 // Takes the end of a text (SamplerTurns).
@@ -375,6 +376,7 @@ static void serve_drawn(void *serve) {
     for (size_t i = 0; i < s->slots; i++)
         if (s->writing[i]) serve_token(s, i, 0);
     serve_look(s, 0);
+    // ends answered and abandoned texts: their next token is the last one
     for (size_t i = 0; i < s->slots; i++)
         if (s->writing[i] && (s->writing[i]->finish || !s->writing[i]->request))
             s->text[i].room = s->text[i].tokens + 1;
@@ -403,13 +405,10 @@ static size_t serve_read_address(const Options *o, char address[256]) {
     if (!parse_size(port, &number) || number > 65535 || (colon && !bytes) || bytes > 255)
         die_usage("--serve '%.100s' must be a port from 0 to 65535, or ADDRESS:PORT", o->serve);
     const int bracketed = bytes > 2 && o->serve[0] == '[' && o->serve[bytes - 1] == ']';
+    if (!bracketed && colon && memchr(o->serve, ':', bytes))
+        die_usage("--serve '%.100s': write an address of IPv6 as [ADDRESS]:PORT", o->serve);
     snprintf(address, 256, "%.*s", (int)(bytes - 2 * (size_t)bracketed), o->serve + bracketed);
     if (!colon) strcpy(address, "127.0.0.1");
-    if (strcmp(address, "localhost") != 0 && strncmp(address, "127.", 4) != 0 && strcmp(address, "::1") != 0 &&
-        !o->serve_token)
-        die_usage("--serve %s: other machines may reach this address; give --serve-token FILE with a token that they "
-                  "must send",
-                  o->serve);
     return number;
 }
 
@@ -483,12 +482,17 @@ static void serve_free(Serve *s) {
 // Serves until SIGINT or SIGTERM; then it answers what it has begun.
 static int sample_serve(const Options *o) {
     Serve *s = (Serve *)checked_calloc(1, sizeof(Serve), "the server");
-    const SamplerTurns turns = {s, serve_ended, serve_drawn, serve_next, serve_settings, serve_logits};
+    const SamplerTurns turns = {s, serve_ended, serve_drawn, serve_next};
     const SamplingSettings unused = sampling_from_options(o);
     char address[256];
     const size_t port = serve_read_address(o, address);
     if (o->serve_token) serve_read_token(s, o->serve_token);
     if (dist_ranks() > 1) die_usage("--serve runs as one process; start it without mpirun");
+    http_open(&s->http, address, port);
+    if (!s->http.local && !o->serve_token)
+        die_usage("--serve %s: other machines may reach this address; give --serve-token FILE with a token that they "
+                  "must send",
+                  o->serve);
     run_open(&s->run, o, NULL);
     s->prompt = prompt_open(&s->run), s->prompt.chat = 0;
     if (!s->prompt.tokenizer || !(s->prompt.tokenizer->flags & TOKENIZER_ENCODES))
@@ -503,8 +507,7 @@ static int sample_serve(const Options *o) {
     s->slots = s->run.settings.rollout_slots;
     serve_allocate(s);
     s->http.take = serve_take, s->http.context = s;
-    s->http.most = ((size_t)1 << 20) + 32 * s->capacity;
-    http_open(&s->http, address, port);
+    http_begin(&s->http, s->slots + 2 * SERVE_WAITING, ((size_t)1 << 20) + 32 * s->capacity);
     run_load_weights(&s->run);
     const Answerer answerer = {&s->prompt,
                                &s->run.model.config,

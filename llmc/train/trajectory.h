@@ -107,7 +107,7 @@ static size_t trajectory_next(void *rollout, size_t step, int idle) {
 // Writes the trajectories of a step.
 static void trajectories_write(Rollout *r, StreamBP *streambp, size_t step) {
     const RolloutSettings *s = &r->settings;
-    const SamplerTurns turns = {r, trajectory_turn, trajectories_step, trajectory_next, NULL, NULL};
+    const SamplerTurns turns = {r, trajectory_turn, trajectories_step, trajectory_next};
     Agents *a = &r->agents;
     a->step = step, a->queued = a->ready_count = a->begun = a->tickets = 0;
     a->has_failed = 0, a->waited = 0;

@@ -273,7 +273,7 @@ TEST(graphs_of_split_keys) {
                 Run *run = run_of(i, settings, NULL, 1);
                 for (size_t b = 0; b < slots[k]; b++) {
                     const size_t n = PROMPT - 61 * b;
-                    const Completion of = {prompt[b], n, 0, ids[way][b], NEW, 0, 0, NULL, 0, 0};
+                    const Completion of = {.prompt = prompt[b], .prompt_tokens = n, .ids = ids[way][b], .room = NEW};
                     for (size_t t = 0; t < n; t++) prompt[b][t] = (int32_t)random_below(41, b, t, vocabulary(i));
                     text[b] = of;
                 }
@@ -333,8 +333,9 @@ static void complete_two(const void *context) {
     static const SamplingSettings greedy = {0, 0, 0, 1, 0};
     const Refused *refused = (const Refused *)context;
     int32_t prompt[64] = {0}, ids[2][64];
-    Completion text[2] = {{prompt, 1, 0, ids[0], 1, 0, 0, NULL, 0, 0},
-                          {prompt + 1, refused->prompt_tokens, 0, ids[1], refused->room, 0, 0, NULL, 0, 0}};
+    Completion text[2] = {
+        {.prompt = prompt, .prompt_tokens = 1, .ids = ids[0], .room = 1},
+        {.prompt = prompt + 1, .prompt_tokens = refused->prompt_tokens, .ids = ids[1], .room = refused->room}};
     SamplerBatch sampler;
     RunSettings settings = sampling_run(3, TOKENS);
     settings.logits_chunk = 2, settings.rollout_slots = 3, settings.rollout_tokens = TOKENS;

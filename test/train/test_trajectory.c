@@ -166,7 +166,7 @@ static void expect_turns_alone(Rolling *r, size_t i) {
         int32_t ids[S + 1], drawn[NEW];
         path_of(t, turn->path, ids);
         for (; path < turn->path; path++) seed = random_bits(seed, RANDOM_STREAM_FORKS, path + 1);
-        Completion text = {ids, turn->begin, seed, drawn, NEW, 0, 0, NULL, 0, 0};
+        Completion text = {.prompt = ids, .prompt_tokens = turn->begin, .seed = seed, .ids = drawn, .room = NEW};
         for (size_t q = all = 0; q < path; q++)
             all += t->path[q].tokens + (t->path[q].kept <= PREFIX_LEAST ? t->path[q].kept : 0);
         text.room = min_size(NEW, S + 1 - all - turn->begin);
