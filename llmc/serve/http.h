@@ -41,7 +41,8 @@ the system's queue, and the connection that has been without a request for longe
 
 // A connection
 typedef struct {
-    // We hold a reference. When libevent closes the connection it clears the callbacks; http_sweep sees that
+    // We hold a reference. When libevent ends the connection it clears the callbacks; http_sweep sees that. The buffers
+    // then close the descriptor, after their events: nobody gets its number before
     struct bufferevent *buffers;
     size_t unread; // bytes that its client has not taken yet
     double since;  // when it opened, when its last answer was written, or when its client took bytes
@@ -82,7 +83,7 @@ static void http_answered(HttpRequest *request, void *context) { http_mark((Http
 // Makes the buffers of a new connection (evhttp_set_bevcb).
 static struct bufferevent *http_connected(struct event_base *base, void *context) {
     HttpServer *server = (HttpServer *)context;
-    const HttpPeer peer = {bufferevent_socket_new(base, -1, 0), 0, seconds_now(), 0};
+    const HttpPeer peer = {bufferevent_socket_new(base, -1, BEV_OPT_CLOSE_ON_FREE), 0, seconds_now(), 0};
     if (!peer.buffers) return NULL;
     bufferevent_incref(peer.buffers);
     server->peer[server->peers++] = peer;
