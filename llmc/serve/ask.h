@@ -43,7 +43,7 @@ typedef struct {
     int streams, usage, logprobs, gives_ids;
     int parses; // 1: the renderer parses the answer
     // its answer
-    int32_t *ids;        // [room] drawn tokens, of which there are `tokens`
+    int32_t *ids;        // [tokens] drawn tokens; room for `room`
     size_t tokens, told; // told: tokens whose ids and log-probabilities were given
     size_t cached;       // tokens of the prompt that did not run: kept by the slot, or copied
     TextOut out;

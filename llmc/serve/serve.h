@@ -413,9 +413,10 @@ static size_t serve_read_address(const Options *o, char address[256]) {
 }
 
 // Finds tokenizer.json: the model's, or that of the folder from which a run began. Returns 0 if there is none.
-static int serve_find_tokenizer(const Run *run, char path[PATH_MAX]) {
+static int serve_find_tokenizer(Run *run, char path[PATH_MAX]) {
     char folder[PATH_MAX];
     RunSource source;
+    run_find_tokenizer(run);
     strcpy(path, run->tokenizer_path);
     if (!strcmp(path_last(path), "tokenizer.json")) return 1;
     folder_above(folder, run->model_path);

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -46,8 +47,8 @@ for line in sys.stdin:
 
 
 class Server:
-    def __init__(self, *more):
-        words = [TRAIN, "sample", "--model", FOLDER, "--serve", "0", "--max-context", str(CONTEXT), "--max-new-tokens", str(NEW), "--slots", "4", *more]
+    def __init__(self, *more, program=TRAIN):
+        words = [program, "sample", "--model", FOLDER, "--serve", "0", "--max-context", str(CONTEXT), "--max-new-tokens", str(NEW), "--slots", "4", *more]
         environment = {**os.environ, "ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", "") + ":quarantine_size_mb=4:max_free_fill_size=4096"}  # libevent is not sanitized
         self.process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=open(os.path.join(WORK, "serve.err"), "w"), text=True, env=environment)
         line = self.process.stdout.readline()
@@ -321,6 +322,15 @@ with concurrent.futures.ThreadPoolExecutor(8) as pool:
         pass
     server.end()
     check("the end waits for answers", [content(one.result()) for one in late] == [one["text"] for one in wanted[:8]])
+
+# ---- the renderer next to the program ------------------------------------------------------------------------------------------
+shutil.copy(TRAIN, os.path.join(WORK, "train"))
+os.symlink(os.path.abspath("data"), os.path.join(WORK, "data"))
+os.environ["STREAMBP_PYTHON"] = sys.executable
+server = Server(program=os.path.join(WORK, "train"))
+found = server.chat(tool, temperature=0)
+check("data/render.py is found, and the model's tokenizer", isinstance(found, dict) and found["usage"]["prompt_tokens"] > 20, found)
+server.end()
 
 # ---- tools by a scripted renderer; a token -------------------------------------------------------------------------------------
 samples.write_text(os.path.join(WORK, "renderer.py"), RENDERER)
